@@ -1,0 +1,1 @@
+"""Where and when: how the flows are deployed."""

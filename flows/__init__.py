@@ -1,0 +1,1 @@
+"""What runs: one flow per file, the parameters they take, and the command line."""

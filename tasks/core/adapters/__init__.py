@@ -1,0 +1,1 @@
+"""Adapters: one source row in, one prompt out."""

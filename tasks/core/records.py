@@ -1,0 +1,185 @@
+"""The two records everything is built on: a prepared prompt and a finished response.
+
+Knows their JSON shape on disk; does not know files, servers or templates. Invariant: a record
+read back from its own JSON line is equal to the record that was written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+FinishReason = Literal["stop", "length"]
+
+
+class RecordError(ValueError):
+    """A JSON line is not the record it should be; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the chat template will see it.
+
+    `id` comes from the source's own id or a hash of the content, never from a line number.
+    `messages` are OpenAI-style: role is system, user, assistant or tool.
+    `tools` are OpenAI tool schemas: {"type": "function", "function": {...}}.
+    """
+
+    id: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        """One JSON line, newline included; optional fields are left out when empty."""
+        row: dict[str, Any] = {"id": self.id, "messages": self.messages}
+        if self.tools:
+            row["tools"] = self.tools
+        if self.chat_template_kwargs:
+            row["chat_template_kwargs"] = self.chat_template_kwargs
+        if self.meta:
+            row["meta"] = self.meta
+        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Prompt":
+        """Read a line that `to_line` wrote.
+
+        Raises:
+            RecordError: the line is not JSON or lacks `id` or `messages`.
+        """
+        row = _load_object(line)
+        try:
+            return cls(
+                id=str(row["id"]),
+                messages=list(row["messages"]),
+                tools=row.get("tools"),
+                chat_template_kwargs=row.get("chat_template_kwargs") or {},
+                meta=row.get("meta") or {},
+            )
+        except KeyError as exc:
+            raise RecordError(f"prompt line has no field {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One generation as the server gave it: a row of raw_responses.jsonl.
+
+    `input_ids` are the ids the model saw and `output_ids` the ids it produced, stop token included.
+    Rows of older files may lack both (`None`): they count towards the budget but are not token-exact.
+    """
+
+    id: str
+    turn: int
+    input_ids: list[int] | None
+    output_ids: list[int] | None
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    attempt: int = 1
+    lane: str = "short"
+    server: str = ""
+    latency_s: float = 0.0
+    finished_at: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        """One flat JSON line, newline included; `extra` keys are merged in at the top level."""
+        row: dict[str, Any] = {name: getattr(self, name) for name in _RESPONSE_FIELDS}
+        for name in ("input_ids", "output_ids"):
+            if row[name] is None:
+                del row[name]
+        return orjson.dumps({**self.extra, **row}, option=orjson.OPT_APPEND_NEWLINE)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Response":
+        """Read a row in the current shape or in the older one (counts under `usage`).
+
+        Raises:
+            RecordError: not JSON, or without an id or a token count.
+        """
+        return cls.from_row(_load_object(line))
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Response":
+        """The same for a row that is parsed already."""
+        usage = row.get("usage") or {}
+        try:
+            return cls(
+                id=str(row["id"]),
+                turn=int(row.get("turn") or 0),
+                input_ids=row.get("input_ids"),
+                output_ids=row.get("output_ids"),
+                text=row.get("text") or "",
+                finish_reason=str(row.get("finish_reason") or "stop"),
+                prompt_tokens=int(row["prompt_tokens"] if "prompt_tokens" in row else usage["prompt_tokens"]),
+                completion_tokens=int(
+                    row["completion_tokens"] if "completion_tokens" in row else usage["completion_tokens"]
+                ),
+                cached_tokens=int(row.get("cached_tokens") or 0),
+                attempt=int(row.get("attempt") or 1),
+                lane=str(row.get("lane") or "short"),
+                server=str(row.get("server") or ""),
+                latency_s=float(row.get("latency_s") or 0.0),
+                finished_at=str(row.get("finished_at") or ""),
+                extra={k: v for k, v in row.items() if k not in _RESPONSE_FIELDS},
+            )
+        except KeyError as exc:
+            raise RecordError(f"response row has no field {exc}") from exc
+        except (TypeError, ValueError) as exc:
+            raise RecordError(f"response row has a field of the wrong type: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A prompt or source row set aside: a line of rejected.jsonl.
+
+    `reason` is a short stable code (e.g. "no_user_turn", "prompt_too_long", "http_400"), `detail` a
+    sentence. `permanent` says whether a resume asks it again. `where` is file:line for source rows.
+    """
+
+    id: str
+    reason: str
+    detail: str
+    permanent: bool
+    stage: Literal["prepare", "generate"]
+    attempts: int = 0
+    status: int | None = None
+    where: str = ""
+
+    def to_line(self) -> bytes:
+        """One JSON line, newline included."""
+        return orjson.dumps(
+            {name: getattr(self, name) for name in _REJECTED_FIELDS}, option=orjson.OPT_APPEND_NEWLINE
+        )
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Rejected":
+        """Read a line that `to_line` wrote.
+
+        Raises:
+            RecordError: not JSON or a field is missing.
+        """
+        row = _load_object(line)
+        try:
+            return cls(**{name: row[name] for name in _REJECTED_FIELDS})
+        except KeyError as exc:
+            raise RecordError(f"rejected line has no field {exc}") from exc
+
+
+_RESPONSE_FIELDS = tuple(name for name in Response.__dataclass_fields__ if name != "extra")
+_REJECTED_FIELDS = tuple(Rejected.__dataclass_fields__)
+
+
+def _load_object(line: bytes) -> dict[str, Any]:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        raise RecordError(f"not a JSON line: {exc}") from exc
+    if not isinstance(row, dict):
+        raise RecordError(f"a JSON object was expected, not {type(row).__name__}")
+    return row
