@@ -1,1 +1,4 @@
-"""How it runs: thin Prefect tasks around plain functions. Kept empty: importing the core must not pull Prefect in."""
+"""How it runs: thin Prefect tasks around plain functions.
+
+Kept empty: importing the core must not pull Prefect in.
+"""
