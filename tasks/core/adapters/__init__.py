@@ -1,1 +1,40 @@
-"""Adapters: one source row in, one prompt out."""
+"""Adapters: one source row in, one prompt out.
+
+Knows the schemas of public datasets by name; does not know files. Invariant: an adapter returns a
+prompt that ends with a user or tool turn, or raises RowRejected; it never changes the row. The
+prompt's id is the row's own, or "" where the schema has none: the caller then takes `content_id`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tasks.core.adapters.common import content_id
+from tasks.core.adapters.errors import RowRejected
+from tasks.core.adapters.glaive import adapt_glaive
+from tasks.core.adapters.messages import adapt_messages
+from tasks.core.adapters.opencodeinstruct import adapt_opencodeinstruct
+from tasks.core.adapters.ultrachat import adapt_ultrachat
+from tasks.core.records import Prompt
+
+__all__ = ["ADAPTERS", "Adapter", "RowRejected", "content_id", "get_adapter"]
+
+Adapter = Callable[[Mapping[str, Any]], Prompt]
+
+ADAPTERS: dict[str, Adapter] = {
+    "glaive": adapt_glaive,
+    "messages": adapt_messages,
+    "opencodeinstruct": adapt_opencodeinstruct,
+    "ultrachat": adapt_ultrachat,
+}
+
+
+def get_adapter(name: str) -> Adapter:
+    """The adapter of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        return ADAPTERS[name]
+    except KeyError:
+        raise ValueError(f"unknown adapter {name!r}; known: {', '.join(sorted(ADAPTERS))}") from None

@@ -1,0 +1,128 @@
+"""From names and files to checked parameters: the parameter file, the catalog, the sources.
+
+Knows where inputs live on disk; does not know Prefect or servers. Invariant: what it returns is complete
+(every dataset spelled out, every path absolute) and was checked without starting anything.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from flows.parameters import DatasetSettings, RunParameters
+from tasks.core.adapters import get_adapter
+from tasks.core.sources import SourceError, resolve_source
+
+CATALOG = Path(__file__).resolve().parent.parent / "datasets.toml"
+
+
+class InputError(ValueError):
+    """The input of a run is wrong; says which part, its value and what to do. Nothing was started."""
+
+
+def read_param_file(path: Path) -> dict[str, Any]:
+    """The raw parameters of a YAML or JSON file, its dataset sources made absolute.
+
+    Raises:
+        InputError: no such file, or not a mapping.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"parameter file {str(path)!r} does not exist") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InputError(f"parameter file {str(path)!r} cannot be read: {exc}") from exc
+    except yaml.YAMLError as exc:
+        raise InputError(f"parameter file {str(path)!r} is neither YAML nor JSON: {exc}") from exc
+    if not isinstance(data, dict):
+        raise InputError(f"parameter file {str(path)!r} must hold a mapping of parameters to values")
+    for dataset in data.get("datasets") or []:
+        if isinstance(dataset, dict) and isinstance(dataset.get("source"), str):
+            dataset["source"] = str(path.resolve().parent / Path(dataset["source"]).expanduser())
+    return data
+
+
+def build_parameters(raw: Mapping[str, Any]) -> RunParameters:
+    """Validate raw parameters.
+
+    Raises:
+        InputError: one line per wrong field, with its value.
+    """
+    try:
+        return RunParameters.model_validate(raw)
+    except ValidationError as exc:
+        raise InputError(_explain(exc)) from exc
+
+
+def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -> RunParameters:
+    """Replace catalog names by their datasets and check every source and adapter.
+
+    Raises:
+        InputError: an unknown name, a name used twice, a source that is not there, an unknown adapter.
+    """
+    known = _read_catalog(catalog)
+    datasets: list[str | DatasetSettings] = []
+    for entry in parameters.datasets:
+        if isinstance(entry, str) and entry not in known:
+            raise InputError(
+                f"dataset {entry!r} is not in the catalog {catalog}, which has {', '.join(known)}; "
+                "correct the name or spell the dataset out"
+            )
+        datasets.append(known[entry] if isinstance(entry, str) else _absolute(entry, Path.cwd()))
+    names = [dataset.name for dataset in datasets if isinstance(dataset, DatasetSettings)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"datasets named more than once: {', '.join(twice)}; give each a name of its own")
+    for dataset in datasets:
+        if isinstance(dataset, DatasetSettings):
+            _check_dataset(dataset)
+    return parameters.model_copy(update={"datasets": datasets})
+
+
+def list_datasets(parameters: RunParameters) -> list[DatasetSettings]:
+    """The datasets of completed parameters."""
+    return [dataset for dataset in parameters.datasets if isinstance(dataset, DatasetSettings)]
+
+
+def _read_catalog(path: Path) -> dict[str, DatasetSettings]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {
+            name: _absolute(DatasetSettings(name=name, **settings), path.parent)
+            for name, settings in data.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, TypeError) as exc:
+        raise InputError(f"catalog {path} cannot be read: {exc}") from exc
+    except ValidationError as exc:
+        raise InputError(f"catalog {path}: {_explain(exc)}") from exc
+
+
+def _absolute(dataset: DatasetSettings, base: Path) -> DatasetSettings:
+    return dataset.model_copy(update={"source": str(base.resolve() / Path(dataset.source).expanduser())})
+
+
+def _check_dataset(dataset: DatasetSettings) -> None:
+    try:
+        get_adapter(dataset.adapter)
+        resolve_source(dataset.source, base=Path.cwd())
+    except (SourceError, ValueError) as exc:
+        raise InputError(f"dataset {dataset.name!r}: {exc}") from exc
+
+
+def _explain(exc: ValidationError) -> str:
+    lines = []
+    for error in exc.errors(include_url=False):
+        where = ".".join(str(part) for part in error["loc"] if part != "DatasetSettings") or "parameters"
+        if error["type"] == "extra_forbidden":
+            lines.append(
+                f"{where}: unknown parameter; check its spelling with draftmill run --help-parameters"
+            )
+        elif error["type"] == "missing":
+            lines.append(f"{where}: missing")
+        else:
+            lines.append(f"{where}: {error['msg']} (it is {error['input']!r})")
+    return "\n".join(dict.fromkeys(lines))

@@ -1,0 +1,246 @@
+"""The command line. The same parameters as the UI's form, and exit codes a script can use.
+
+0: every dataset is complete or exhausted. 1: one failed, named with what to do. 2: bad input, nothing was
+started. 130: Ctrl-C, everything saved. Prefect is imported only by commands that need it: it takes seconds.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    name="draftmill",
+    help="Make token-exact training data for EAGLE-3 drafters with an SGLang server, under token budgets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+_ParamFile = Annotated[
+    Path | None,
+    typer.Option("--param-file", "-p", help="YAML or JSON file of parameters (see --help-parameters)."),
+]
+_Datasets = Annotated[
+    list[str] | None,
+    typer.Option("--dataset", "-d", help="Only this dataset of the file or the catalog; may be repeated."),
+]
+_Output = Annotated[Path | None, typer.Option("--output-dir", "-o", help="Where everything is written.")]
+_Budget = Annotated[
+    int | None,
+    typer.Option(min=1, help="Budget of completion tokens for every dataset, whatever the file says."),
+]
+
+
+def main() -> None:
+    """Entry point of the `draftmill` command."""
+    app()
+
+
+@app.command()
+def run(
+    param_file: _ParamFile = None,
+    dataset: _Datasets = None,
+    max_tokens_per_dataset: _Budget = None,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="At most so many responses each.")] = None,
+    output_dir: _Output = None,
+    base_url: Annotated[
+        list[str] | None, typer.Option(help="URL of an SGLang server (mode connect); may be repeated.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="connect or embedded.")] = None,
+    accept_changed: Annotated[
+        list[str] | None, typer.Option(help="Fingerprint field that may differ from the folder's.")
+    ] = None,
+    retry_rejected: Annotated[
+        bool, typer.Option("--retry-rejected", help="Ask prompts again that were set aside for good.")
+    ] = False,
+    help_parameters: Annotated[
+        bool, typer.Option("--help-parameters", help="Print every parameter with its default and exit.")
+    ] = False,
+) -> None:
+    """Run the pipeline: prepare, generate, aggregate, export. Run it again to resume.
+
+    Flags win over the parameter file. Nothing that was generated is generated again.
+
+    Example: draftmill run --param-file params.yaml --max-tokens-per-dataset 3000
+    """
+    if help_parameters:
+        _print_parameters()
+        return
+    overrides: dict[str, Any] = {
+        "max_samples": max_samples,
+        "max_tokens_per_dataset": max_tokens_per_dataset,
+        "output_dir": None if output_dir is None else str(output_dir),
+        "accept_changed": accept_changed or None,
+        "retry_rejected": retry_rejected or None,
+    }
+    server = {"base_urls": base_url or None, "mode": mode or ("connect" if base_url else None)}
+    parameters = _load(param_file, overrides, server=server, only=dataset)
+    _exit(_run_flow(parameters))
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="demo, a .gguf file, or a folder with one.")] = "demo",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 30000,
+    slots: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 8,
+    context_length: Annotated[int, typer.Option(min=128, help="Tokens of prompt and answer.")] = 2048,
+) -> None:
+    """Serve the embedded engine: a small real model on this machine's CPU behind SGLang's protocol.
+
+    Example: draftmill serve --port 30000, then draftmill run --base-url http://127.0.0.1:30000 ...
+    """
+    from serving.embedded.__main__ import main as serve_embedded
+
+    argv = ["--model", model, "--port", str(port), "--slots", str(slots)]
+    _exit(serve_embedded([*argv, "--context-length", str(context_length)]) or 0)
+
+
+@app.command()
+def stats(
+    output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Count what is on disk: rows, tokens, finish reasons, rejected prompts. Starts nothing."""
+    from tasks.core.stats_views import stats_table, stats_to_json
+
+    found = _collect_stats(output_dir)
+    if as_json:
+        typer.echo(json.dumps(stats_to_json(found), indent=1))
+    else:
+        Console().print(stats_table(found))
+
+
+@app.command()
+def export(
+    output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    eval_fraction: Annotated[float, typer.Option(min=0.0, max=0.99, help="Share held out.")] = 0.02,
+    seed: Annotated[int | None, typer.Option(help="Of the split; the run's own when left out.")] = None,
+    partial: Annotated[bool, typer.Option("--partial", help="Take incomplete datasets too.")] = False,
+) -> None:
+    """Write the training data again from what is on disk. Starts nothing."""
+    from tasks.core.export_files import ExportError
+    from tasks.core.run_file import read_run_file
+    from tasks.export import ExportRules, export_datasets
+
+    found = _collect_stats(output_dir)
+    if seed is None:
+        seed = int(read_run_file(output_dir)["fingerprint"]["seed"])
+    rules = ExportRules(eval_fraction, seed, ("parquet", "jsonl"), partial)
+    try:
+        report = export_datasets(output_dir, found, rules)
+    except ExportError as exc:
+        _fail(str(exc), EXIT_FAILED)
+    if report is None:
+        _fail(f"{output_dir}: no dataset is complete; --partial exports what there is", EXIT_FAILED)
+    typer.echo(f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}")
+
+
+def _load(
+    param_file: Path | None, overrides: dict[str, Any], *, server: dict[str, Any], only: list[str] | None
+) -> Any:
+    """Checked, complete parameters out of a file and flags; ends the process when they are wrong."""
+    from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
+
+    try:
+        raw = read_param_file(param_file) if param_file is not None else {}
+        raw |= {name: value for name, value in overrides.items() if value is not None}
+        section = {name: value for name, value in server.items() if value is not None}
+        if section:
+            raw["server"] = {**(raw.get("server") or {}), **section}
+        if overrides["max_tokens_per_dataset"] is not None:
+            _drop_own_budgets(raw)
+        if only:
+            raw["datasets"] = [_pick(raw.get("datasets") or [], name) for name in only]
+        return complete_parameters(build_parameters(raw))
+    except InputError as exc:
+        _fail(str(exc), EXIT_BAD_INPUT)
+
+
+def _drop_own_budgets(raw: dict[str, Any]) -> None:
+    for dataset in raw.get("datasets") or []:
+        if isinstance(dataset, dict):
+            dataset.pop("budget_tokens", None)
+
+
+def _pick(datasets: list[Any], name: str) -> Any:
+    """The dataset of that name as the file spells it out, else the catalog's."""
+    return next((one for one in datasets if isinstance(one, dict) and one.get("name") == name), name)
+
+
+def _run_flow(parameters: Any) -> int:
+    from flows.prefect_server import QUIET, PrefectServerError, is_configured, run_prefect_server
+
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    output_dir = Path(parameters.output_dir)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        _fail(f"output_dir {str(output_dir)!r} cannot be made: {exc.strerror}", EXIT_BAD_INPUT)
+    _say("starting; Prefect takes some seconds")
+    if is_configured():
+        return _run_on_server(parameters, None)
+    try:
+        with run_prefect_server(output_dir / "prefect.log") as ui:
+            _say(f"watch this run at {ui}/runs")
+            return _run_on_server(parameters, ui)
+    except PrefectServerError as exc:
+        _fail(str(exc), EXIT_FAILED)
+
+
+def _run_on_server(parameters: Any, ui: str | None) -> int:
+    import asyncio
+
+    from flows.run_command import run_pipeline
+
+    try:
+        return asyncio.run(run_pipeline(parameters, ui))
+    except KeyboardInterrupt:
+        _say("interrupted; everything generated is saved. Run the same command again to go on")
+        return EXIT_INTERRUPTED
+
+
+def _collect_stats(output_dir: Path) -> list[Any]:
+    from tasks.aggregate import DatasetPlan, collect_stats
+    from tasks.core.run_file import read_run_file
+
+    try:
+        run_file = read_run_file(output_dir)
+    except ValueError as exc:
+        _fail(str(exc), EXIT_BAD_INPUT)
+    datasets = run_file.get("details", {}).get("datasets", {})
+    if not datasets:
+        _fail(
+            f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets",
+            EXIT_BAD_INPUT,
+        )
+    plans = [
+        DatasetPlan(name, int(details["budget_tokens"]), details.get("max_samples"))
+        for name, details in datasets.items()
+    ]
+    return collect_stats(output_dir, plans)
+
+
+def _print_parameters() -> None:
+    from flows.parameters import describe_parameters
+
+    typer.echo(describe_parameters())
+
+
+def _say(text: str) -> None:
+    typer.echo(f"draftmill: {text}", err=True)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    _say(message)
+    raise typer.Exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    raise typer.Exit(code)

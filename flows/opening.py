@@ -1,0 +1,148 @@
+"""Open and close what a run needs: the embedded server when there is one, and the session.
+
+The bridge from parameters, which only flows know, to the plain rules that tasks take.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from flows.parameters import DatasetSettings, RunParameters
+from serving.embedded.launcher import EmbeddedServer
+from tasks.aggregate import DatasetPlan
+from tasks.core.prepare import PrepareOptions
+from tasks.core.run_file import update_run_file
+from tasks.core.window import Lane
+from tasks.dispatch import DispatchRules
+from tasks.export import ExportRules
+from tasks.generation import GenerationRules
+from tasks.prepare import PrepareRequest
+from tasks.session import Session, use_session
+from tasks.warm_up import WarmUpRules, close_session, warm_up_server
+
+
+@contextlib.asynccontextmanager
+async def open_run(parameters: RunParameters) -> AsyncIterator[Session]:
+    """A checked server and a session on it, for the datasets of the block.
+
+    Raises:
+        FingerprintChangedError: output_dir holds rows made with other settings.
+        PreflightError, NotReady, TokenizerError, EmbeddedError: the run could not succeed.
+    """
+    async with open_server(parameters) as base_urls:
+        session = await warm_up_server(to_warm_up_rules(parameters, base_urls))
+        try:
+            _record(parameters, session)
+            with use_session(session):
+                yield session
+        finally:
+            await close_session(session)
+
+
+@contextlib.asynccontextmanager
+async def open_server(parameters: RunParameters) -> AsyncIterator[Sequence[str]]:
+    """The base URLs to use; in mode embedded the server lives as long as the block."""
+    server = parameters.server
+    if server.mode == "connect":
+        yield server.base_urls
+        return
+    async with EmbeddedServer(
+        model=parameters.target.model or "demo",
+        log_file=Path(parameters.output_dir) / "server.log",
+        slots=server.slots,
+        context_length=server.context_length,
+    ) as embedded:
+        yield [embedded.url]
+
+
+def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> WarmUpRules:
+    """What warm-up has to know."""
+    embedded = parameters.server.mode == "embedded"
+    return WarmUpRules(
+        base_urls=base_urls,
+        model=None if embedded else parameters.target.model,
+        tokenizer=parameters.target.tokenizer,
+        revision=parameters.target.revision,
+        trust_remote_code=parameters.target.trust_remote_code,
+        sampling=parameters.sampling.model_dump(),
+        lanes=to_lanes(parameters),
+        seed=parameters.seed,
+        concurrent_datasets=parameters.concurrent_datasets,
+        ready_timeout_s=parameters.server.ready_timeout_s,
+        request_timeout_s=parameters.server.request_timeout_s,
+    )
+
+
+def to_lanes(parameters: RunParameters) -> list[Lane]:
+    """The two lanes, short first."""
+    lanes = parameters.lanes
+    return [
+        Lane("short", lanes.short.concurrency, lanes.short.max_new_tokens),
+        Lane("long", lanes.long.concurrency, lanes.long.max_new_tokens),
+    ]
+
+
+def to_plan(parameters: RunParameters, dataset: DatasetSettings) -> DatasetPlan:
+    """What a dataset is to reach."""
+    budget_tokens = dataset.budget_tokens or parameters.max_tokens_per_dataset
+    return DatasetPlan(dataset.name, budget_tokens, parameters.max_samples)
+
+
+def to_prepare_request(
+    parameters: RunParameters, dataset: DatasetSettings, session: Session
+) -> PrepareRequest:
+    """What preparation has to know."""
+    plan = to_plan(parameters, dataset)
+    return PrepareRequest(
+        output_dir=Path(parameters.output_dir),
+        source=dataset.source,
+        options=PrepareOptions(
+            name=dataset.name,
+            adapter=dataset.adapter,
+            seed=parameters.seed,
+            system_prompt=dataset.system_prompt,
+            chat_template_kwargs=dataset.chat_template_kwargs,
+        ),
+        fingerprint=session.fingerprint,
+        details={"budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
+        accept_changed=tuple(parameters.accept_changed),
+    )
+
+
+def to_generation_rules(parameters: RunParameters, dataset: DatasetSettings) -> GenerationRules:
+    """What generation has to know."""
+    sampling = parameters.sampling
+    return GenerationRules(
+        name=dataset.name,
+        budget_tokens=to_plan(parameters, dataset).budget_tokens,
+        dispatch=DispatchRules(
+            sampling_params=sampling.model_dump(exclude={"seed"}),
+            seed=sampling.seed,
+            max_samples=parameters.max_samples,
+            max_attempts=parameters.max_attempts,
+            on_length=parameters.on_length,
+            outage_timeout_s=parameters.server.outage_timeout_s,
+        ),
+        budget_policy=parameters.budget_policy,
+        long_prompt_tokens=parameters.lanes.long_prompt_tokens,
+        expected_mean_tokens=dataset.expected_mean_tokens,
+        retry_rejected=parameters.retry_rejected,
+    )
+
+
+def to_export_rules(parameters: RunParameters) -> ExportRules:
+    """What export has to know."""
+    export = parameters.export
+    return ExportRules(export.eval_fraction, parameters.seed, export.formats, export.partial)
+
+
+def _record(parameters: RunParameters, session: Session) -> None:
+    update_run_file(
+        Path(parameters.output_dir),
+        fingerprint=session.fingerprint,
+        details={"draftmill": version("draftmill"), "server_mode": parameters.server.mode},
+        now=datetime.now(UTC).isoformat(timespec="seconds"),
+        accept_changed=parameters.accept_changed,
+    )

@@ -1,0 +1,183 @@
+"""The parameters of a run: one model behind the UI form, `--param-file` and the flags.
+
+Knows names, types, ranges and defaults; does not know files or servers. Invariant: no secret is ever a
+parameter; the server's key comes from the environment (DRAFTMILL_API_KEY).
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class Target(_Section):
+    """The big model whose answers are collected."""
+
+    model: str | None = None
+    """Hub id or folder of the target model; empty takes what the server says it serves."""
+    tokenizer: str | None = None
+    """Hub id or folder of its tokenizer; empty means the same as model."""
+    revision: str | None = None
+    """Revision of the model on the Hub."""
+    trust_remote_code: bool = False
+    """Run the tokenizer's own Python code (Kimi's needs it); only for models you trust."""
+
+
+class Server(_Section):
+    """Where the target model is served."""
+
+    mode: Literal["connect", "embedded"] = "connect"
+    """connect: to running SGLang servers. embedded: a small model on this machine's CPU, for a trial."""
+    base_urls: list[str] = ["http://127.0.0.1:30000"]
+    """Base URLs of the servers (mode connect); requests go to the least loaded one."""
+    ready_timeout_s: float = Field(120.0, gt=0)
+    """How long to wait for the servers to answer before the run is refused (seconds)."""
+    request_timeout_s: float = Field(3600.0, gt=0)
+    """How long one answer may take (seconds)."""
+    outage_timeout_s: float = Field(1800.0, gt=0)
+    """How long all servers may be away in mid-run before a dataset fails (seconds)."""
+    slots: int = Field(8, ge=1, le=64)
+    """Requests that the embedded server works on at once."""
+    context_length: int = Field(2048, ge=128)
+    """Context of the embedded server (tokens)."""
+
+    @model_validator(mode="after")
+    def _check_urls(self) -> "Server":
+        if self.mode == "connect" and not self.base_urls:
+            raise ValueError("server.base_urls is empty: mode connect needs at least one URL")
+        for url in self.base_urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"server.base_urls: {url!r} does not start with http:// or https://")
+        return self
+
+
+class Sampling(_Section):
+    """How answers are sampled; sent to the server as it is."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus sampling."""
+    top_k: int = Field(-1, ge=-1)
+    """-1 keeps all tokens."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Least probability relative to the best token's."""
+    seed: int | None = Field(None, ge=0)
+    """Makes each prompt's sampling repeatable where the server supports it; empty is random."""
+
+
+class LaneSettings(_Section):
+    """One size class of prompts."""
+
+    concurrency: int = Field(ge=1, le=100_000)
+    """Requests in flight at once."""
+    max_new_tokens: int = Field(ge=1)
+    """Longest answer (tokens)."""
+
+
+class Lanes(_Section):
+    """Short and long prompts have windows of their own."""
+
+    long_prompt_tokens: int = Field(4096, ge=1)
+    """Prompts of this many tokens or more take the long lane."""
+    short: LaneSettings = LaneSettings(concurrency=150, max_new_tokens=10240)
+    """Prompts below long_prompt_tokens."""
+    long: LaneSettings = LaneSettings(concurrency=32, max_new_tokens=16384)
+    """Prompts of long_prompt_tokens or more."""
+
+
+class DatasetSettings(_Section):
+    """One dataset: where its prompts come from and what is special about it."""
+
+    name: DatasetName
+    """Names the folder under output_dir."""
+    source: str
+    """File, folder or glob of JSONL or parquet files; a relative path starts at the parameter file."""
+    adapter: str
+    """Which row format the source has (messages, glaive, opencodeinstruct, ultrachat)."""
+    budget_tokens: int | None = Field(None, ge=1)
+    """Completion tokens for this dataset; empty means max_tokens_per_dataset."""
+    system_prompt: str | None = None
+    """Put first where a conversation has no system prompt."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Handed to the chat template, for example {"thinking": false}."""
+    expected_mean_tokens: float | None = Field(None, gt=0)
+    """Average answer length to plan with until answers are in (tokens)."""
+
+
+class Export(_Section):
+    """What is written for the trainers."""
+
+    eval_fraction: float = Field(0.02, ge=0, lt=1)
+    """Share of conversations held out for evaluation."""
+    formats: list[Literal["parquet", "jsonl"]] = ["parquet", "jsonl"]
+    """parquet: with all columns. jsonl: id, input_ids and loss_mask only."""
+    partial: bool = False
+    """Export datasets that have not reached their budget too."""
+
+
+class RunParameters(_Section):
+    """Everything that decides a run."""
+
+    target: Target = Target()
+    """The model whose answers are collected."""
+    server: Server = Server()
+    """Where it is served."""
+    datasets: list[str | DatasetSettings] = Field(min_length=1)
+    """Names from the catalog (datasets.toml), or datasets spelled out."""
+    max_tokens_per_dataset: int = Field(10_000_000, ge=1)
+    """Budget of completion tokens for each dataset that does not set its own."""
+    max_samples: int | None = Field(None, ge=1)
+    """At most this many responses per dataset; empty is no limit."""
+    sampling: Sampling = Sampling()
+    """How answers are sampled."""
+    lanes: Lanes = Lanes()
+    """Windows for short and long prompts."""
+    budget_policy: Literal["forecast", "drain"] = "forecast"
+    """forecast: stop asking when what is in flight will land on the budget. drain: when it is reached."""
+    on_length: Literal["keep", "reject"] = "keep"
+    """What becomes of answers that were cut at max_new_tokens."""
+    max_attempts: int = Field(5, ge=1)
+    """How often one prompt is tried before it is set aside."""
+    dataset_retries: int = Field(2, ge=0)
+    """How often a dataset that failed is tried again by itself."""
+    dataset_retry_delay_s: float = Field(60.0, ge=0)
+    """Wait before such a retry (seconds)."""
+    concurrent_datasets: int = Field(1, ge=1)
+    """Datasets that send prompts at the same time; they share the lanes' windows."""
+    seed: int = 0
+    """Of the prompt order and the train/eval split."""
+    export: Export = Export()
+    """What is written for the trainers."""
+    output_dir: str = "data/run"
+    """Where everything is written; running again with the same folder resumes."""
+    accept_changed: list[str] = []
+    """Fingerprint fields that may differ from those the output folder was made with."""
+    retry_rejected: bool = False
+    """Ask again the prompts that were set aside for good."""
+
+
+def describe_parameters() -> str:
+    """Every parameter with its default and its sentence, as commented YAML."""
+    lines = _describe(RunParameters(datasets=["B2_opencodeinstruct"]), "")
+    lines += ["", "# A dataset that is spelled out takes, besides name, source and adapter:"]
+    example = DatasetSettings(name="mine", source="prompts/mine.jsonl", adapter="messages")
+    return "\n".join(lines + _describe(example, "# "))
+
+
+def _describe(section: BaseModel, indent: str) -> list[str]:
+    lines = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        lines.append(f"{indent}# {field.description}")
+        if isinstance(value, BaseModel):
+            lines += [f"{indent}{name}:", *_describe(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{name}: {json.dumps(value)}")
+    return lines

@@ -1,0 +1,119 @@
+"""A Prefect server for one run, when none is configured: with its UI, on loopback, gone with the run.
+
+Prefect's own temporary server has no UI, a start-up limit of 20 s that a busy machine exceeds, dies of the
+Ctrl-C that is meant for the run, and outlives a kill -9 of it (Prefect 3.9.1). This one does none of that.
+Run as `python -m flows.prefect_server PORT PARENT_PID`.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from serving.embedded.parent import watch_parent
+
+FIRST_PORT = 4200
+START_TIMEOUT_S = 300.0
+_GRACE_S = 10.0
+
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_UI_V2_ENABLED": "false",  # the V2 UI calls out to the internet
+    "PREFECT_CLI_PROMPT": "false",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # it advises to install PyTorch
+}
+
+
+class PrefectServerError(RuntimeError):
+    """The Prefect server did not start; the message ends with the log's last lines."""
+
+
+def is_configured() -> bool:
+    """Whether Prefect knows a server: PREFECT_API_URL, or a profile that names one."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    from prefect.settings import get_current_settings
+
+    return bool(get_current_settings().api.url)
+
+
+@contextlib.contextmanager
+def run_prefect_server(log_file: Path) -> Iterator[str]:
+    """Start a server in its own session; yields the UI's address; stops it at the end.
+
+    Raises:
+        PrefectServerError: it ended or did not answer in time.
+    """
+    port = _find_port()
+    url = f"http://127.0.0.1:{port}"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_server", str(port), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **QUIET, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"},
+            start_new_session=True,
+        )
+    try:
+        _wait_healthy(process, url, log_file)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _find_port() -> int:
+    """4200, Prefect's own, or the next free one."""
+    for port in range(FIRST_PORT, FIRST_PORT + 100):
+        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PrefectServerError(f"no free port from {FIRST_PORT} to {FIRST_PORT + 99}")
+
+
+def _wait_healthy(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with httpx.Client(trust_env=False) as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(f"{url}/api/health").status_code == httpx.codes.OK:
+                    return
+            time.sleep(0.2)
+    tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-10:])
+    raise PrefectServerError(
+        f"the Prefect server did not start at {url} (status {process.poll()}); {log_file} ends with:\n{tail}"
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _serve(port: int, parent_pid: int) -> None:
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    watch_parent(parent_pid, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    uvicorn.run(create_app(), host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]))

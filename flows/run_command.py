@@ -1,0 +1,60 @@
+"""What `draftmill run` does once Prefect is there: run the flow, print what came of it."""
+
+import sys
+
+import typer
+from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+from rich.console import Console
+
+from flows.parameters import RunParameters
+from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
+from tasks.core.stats_views import stats_table
+
+_LOG_WIDTH = 160  # of a file or a pipe, which wraps nothing
+
+
+async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
+    """Run the flow on the server at `ui`, or on the one that Prefect knows; returns the exit code."""
+    api = {PREFECT_API_URL: f"{ui}/api"} if ui else {}
+    with temporary_settings(api):
+        state = await generate_drafter_data(parameters, return_state=True)
+        await APILogHandler.aflush()  # before the server goes, else each line waits for its retries
+    outcome = await state.aresult(raise_on_failure=False)
+    if isinstance(outcome, RunReport):
+        _print_report(outcome)
+        _print_ui(state.state_details.flow_run_id, ui)
+        return 0
+    if isinstance(outcome, DatasetsFailedError):
+        _print_report(outcome.report)
+    typer.echo(f"draftmill: {outcome}", err=True)
+    _print_ui(state.state_details.flow_run_id, ui)
+    return 1
+
+
+def _print_report(report: RunReport) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    console.print()
+    console.print(stats_table(report.stats))
+    if report.results and not any(result.new_rows for result in report.results):
+        console.print("Resumed: everything was there already, nothing was generated again.")
+    for result in report.results:
+        if result.outcome == "exhausted":
+            console.print(result.to_line())
+    if report.export is None:
+        console.print("Nothing was exported: no dataset is complete.")
+    else:
+        total = report.export.total
+        typer.echo(
+            f"Export: {total.rows} rows, {total.loss_tokens:,} trained tokens in {report.export.out_dir}"
+        )
+
+
+def _print_ui(flow_run_id: object, ui: str | None) -> None:
+    if ui is None:
+        typer.echo(f"Prefect UI: {PREFECT_UI_URL.value()}/runs/flow-run/{flow_run_id}")
+        return
+    prefect = f"{sys.executable.rsplit('/', 1)[0]}/prefect"
+    typer.echo(f"Prefect UI: {prefect} server start, then open {ui}/runs/flow-run/{flow_run_id}")

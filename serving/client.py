@@ -1,0 +1,148 @@
+"""One SGLang server over HTTP.
+
+Knows paths, time-outs and how httpx failures translate; does not retry, count or choose servers.
+Invariant: a method returns a checked value or raises a `ServingError`; no httpx error escapes.
+"""
+
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import orjson
+
+from serving.errors import BadReply, RequestTimedOut, ServerMisconfigured, ServerUnreachable
+from serving.protocol import Generation, GenerationRequest, read_error, read_generation
+
+CONTROL_TIMEOUT_S = 20.0
+
+
+class SGLangClient:
+    """Talks to one base URL.
+
+    Args:
+        base_url: a server or a router; no trailing path.
+        vocab_size: ids of an answer must be below it.
+        api_key: sent as a bearer token; never logged.
+        request_timeout_s: how long one answer may take in all.
+        max_connections: requests that may be in flight at once.
+        transport: for tests.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        vocab_size: int = 1 << 31,
+        api_key: str | None = None,
+        request_timeout_s: float = 3600.0,
+        max_connections: int = 1024,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._vocab_size = vocab_size
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers=headers,
+            timeout=httpx.Timeout(request_timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
+            transport=transport,
+            trust_env=False,  # a proxy of the environment must never see prompts meant for this address
+        )
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Ask for one answer.
+
+        Raises:
+            RequestFailed: may be asked again; see its subclasses.
+            PromptRefused: the server will never take this prompt.
+            ServerMisconfigured: wrong key or path.
+        """
+        reply = await self._send(
+            "POST", "/generate", content=request.to_body(), headers={"Content-Type": "application/json"}
+        )
+        if reply.status_code != httpx.codes.OK:
+            raise read_error(reply.status_code, reply.content, server=self.base_url)
+        return read_generation(
+            reply.content, request=request, vocab_size=self._vocab_size, server=self.base_url
+        )
+
+    async def probe(self, input_ids: list[int], sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's whole answer to one prompt, with the prompt ids it saw; for checks before a run."""
+        body = {
+            "rid": f"probe-{uuid.uuid4().hex}",
+            "input_ids": input_ids,
+            "sampling_params": dict(sampling_params),
+            "return_prompt_token_ids": True,
+        }
+        reply = await self._send(
+            "POST", "/generate", content=orjson.dumps(body), headers={"Content-Type": "application/json"}
+        )
+        return self._read_object(reply, "/generate")
+
+    async def is_ready(self) -> bool:
+        """Whether GET /ready answers 200; instant, unlike /health, which runs a generation."""
+        return await self.explain_not_ready() is None
+
+    async def explain_not_ready(self) -> str | None:
+        """None when ready, else why not, in a few words."""
+        try:
+            reply = await self._send("GET", "/ready", timeout=CONTROL_TIMEOUT_S)
+        except (ServerUnreachable, RequestTimedOut) as exc:
+            return str(exc)
+        if reply.status_code == httpx.codes.OK:
+            return None
+        return f"{self.base_url}: /ready answered {reply.status_code}"
+
+    async def model_info(self) -> dict[str, Any]:
+        """GET /model_info: model_path, tokenizer_path, weight_version."""
+        return await self._get_object("/model_info")
+
+    async def server_info(self) -> dict[str, Any]:
+        """GET /server_info. Holds the api key and the launch command in clear: redact before storing."""
+        return await self._get_object("/server_info")
+
+    async def abort(self, rid: str) -> None:
+        """Ask the server to abort one request; an unknown rid is no error there."""
+        await self._send("POST", "/abort_request", json={"rid": rid}, timeout=CONTROL_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Close all connections; the server frees the slots of requests still in flight."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _get_object(self, path: str) -> dict[str, Any]:
+        return self._read_object(await self._send("GET", path, timeout=CONTROL_TIMEOUT_S), path)
+
+    def _read_object(self, reply: httpx.Response, path: str) -> dict[str, Any]:
+        if reply.status_code != httpx.codes.OK:
+            raise read_error(reply.status_code, reply.content, server=self.base_url + path)
+        try:
+            value = orjson.loads(reply.content)
+        except orjson.JSONDecodeError as exc:
+            raise BadReply(f"{self.base_url}{path}: not JSON", server=self.base_url, status=200) from exc
+        if not isinstance(value, dict):
+            raise BadReply(f"{self.base_url}{path}: not an object", server=self.base_url, status=200)
+        return value
+
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return await self._http.request(method, path, **options)
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as exc:
+            raise ServerMisconfigured(f"{self.base_url}: not a usable URL ({exc})") from exc
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as exc:
+            raise RequestTimedOut(
+                f"{self.base_url}{path}: no answer in time ({type(exc).__name__})", server=self.base_url
+            ) from exc
+        except httpx.TransportError as exc:
+            what = str(exc) or type(exc).__name__
+            raise ServerUnreachable(f"{self.base_url}: {what}", server=self.base_url) from exc

@@ -1,0 +1,98 @@
+"""Everything that can go wrong between us and a server, as one tree.
+
+ServingError
+├── RequestFailed            one request; may be asked again (`costs_attempt` says at what price)
+│   ├── ServerUnreachable    no connection: the server is suspect, not the prompt
+│   ├── ConnectionBroken     the connection broke, but the server is there
+│   ├── RequestTimedOut      no answer within the request's time-out
+│   ├── ServerBusy           429 or 503 with a full queue: wait, nobody is to blame
+│   ├── ServerFailed         408, 425, 5xx
+│   ├── BadReply             a 200 that is not a whole, true answer
+│   └── GenerationAborted    a 200 whose finish_reason is abort
+├── PromptRefused            400, 413, 422: asking again cannot help, the prompt is set aside
+├── ServerMisconfigured      401, 403, 404, 405: no prompt can succeed; the run stops
+└── NotReady                 a server that did not become ready in time
+"""
+
+
+class ServingError(Exception):
+    """Base of all errors of this package."""
+
+
+class RequestFailed(ServingError):
+    """One request failed for a reason that may pass.
+
+    `costs_attempt` is False when the failure says nothing about the prompt.
+    """
+
+    reason = "request_failed"
+    costs_attempt = True
+
+    def __init__(self, message: str, *, server: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.server = server
+        self.status = status
+
+
+class ServerUnreachable(RequestFailed):
+    """The server could not be reached or the connection broke."""
+
+    reason = "server_unreachable"
+    costs_attempt = False
+
+
+class ConnectionBroken(RequestFailed):
+    """The connection broke under one request while the server went on answering."""
+
+    reason = "connection_broken"
+
+
+class RequestTimedOut(RequestFailed):
+    """No answer within the request's time-out."""
+
+    reason = "timed_out"
+
+
+class ServerBusy(RequestFailed):
+    """The server's queue is full."""
+
+    reason = "server_busy"
+    costs_attempt = False
+
+
+class ServerFailed(RequestFailed):
+    """The server answered with an error of its own."""
+
+    reason = "server_failed"
+
+
+class BadReply(RequestFailed):
+    """The server answered 200 with something that is not a whole, true answer."""
+
+    reason = "bad_reply"
+
+
+class GenerationAborted(RequestFailed):
+    """The server aborted the generation; its partial text is not kept."""
+
+    reason = "aborted"
+
+
+class PromptRefused(ServingError):
+    """The server refuses this prompt; asking again cannot help."""
+
+    reason = "http_400"
+
+    def __init__(self, message: str, *, server: str, status: int) -> None:
+        super().__init__(message)
+        self.server = server
+        self.status = status
+        self.reason = f"http_{status}"
+
+
+class ServerMisconfigured(ServingError):
+    """No prompt can succeed on this server: wrong key, wrong path."""
+
+
+class NotReady(ServingError):
+    """A server that did not become ready in time."""

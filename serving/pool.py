@@ -1,0 +1,150 @@
+"""Several servers as one: who takes the next request, and who is set aside.
+
+Knows which servers are up and how loaded each is; does not know prompts or retries. Invariant: a
+lease is always given back, and `has_room` is False exactly while no server is up.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from serving.client import SGLangClient
+from serving.errors import ConnectionBroken, NotReady, ServerUnreachable
+
+logger = logging.getLogger(__name__)
+
+PROBE_EVERY_S = 2.0
+
+
+@dataclass(slots=True)
+class _Member:
+    client: SGLangClient
+    in_flight: int = 0
+    up: bool = True
+    down_since_s: float = 0.0
+    probe: asyncio.Task[None] | None = None
+    check: asyncio.Task[bool] | None = None
+
+
+class ServerPool:
+    """Least in flight first; a server that cannot be reached is set aside until `/ready` answers again."""
+
+    def __init__(
+        self,
+        clients: Sequence[SGLangClient],
+        *,
+        probe_every_s: float = PROBE_EVERY_S,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if not clients:
+            raise ValueError("at least one server is needed")
+        self._members = [_Member(client) for client in clients]
+        self._probe_every_s = probe_every_s
+        self._clock = clock or asyncio.get_running_loop().time
+        self._listeners: set[Callable[[], None]] = set()
+
+    @property
+    def clients(self) -> list[SGLangClient]:
+        """All servers, up or down."""
+        return [member.client for member in self._members]
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any server takes requests."""
+        return any(member.up for member in self._members)
+
+    @property
+    def down_for_s(self) -> float:
+        """How long no server has been up; 0 while one is."""
+        if self.is_up:
+            return 0.0
+        return self._clock() - max(member.down_since_s for member in self._members)
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever a server comes up or goes down; returns how to stop that."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
+    @contextlib.asynccontextmanager
+    async def lease(self) -> AsyncIterator[SGLangClient]:
+        """The least loaded server that is up, for one request.
+
+        When `ServerUnreachable` leaves the block, the server is asked whether it is ready: if so, only
+        this connection broke; if not, the server is set aside.
+
+        Raises:
+            ServerUnreachable: no server is up, or this one is down.
+            ConnectionBroken: the connection broke, the server is up.
+        """
+        member = min((m for m in self._members if m.up), key=lambda m: m.in_flight, default=None)
+        if member is None:
+            raise ServerUnreachable("no server is up", server="")
+        member.in_flight += 1
+        try:
+            yield member.client
+        except ServerUnreachable as exc:
+            if member.up and await self._is_still_ready(member):
+                raise ConnectionBroken(str(exc), server=exc.server) from exc
+            self._set_aside(member, exc)
+            raise
+        finally:
+            member.in_flight -= 1
+
+    async def wait_ready(self, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:
+        """Wait until every server answers `/ready`.
+
+        Raises:
+            NotReady: one did not within timeout_s; names it and the last failure.
+        """
+        deadline = self._clock() + timeout_s
+        for member in self._members:
+            while (why := await member.client.explain_not_ready()) is not None:
+                if self._clock() >= deadline:
+                    raise NotReady(
+                        f"the server is not ready after {timeout_s:g} s: {why}. "
+                        "Start it, or correct server.base_urls"
+                    )
+                if on_wait is not None:
+                    on_wait(why)
+                await asyncio.sleep(min(self._probe_every_s, max(0.0, deadline - self._clock())))
+
+    async def close(self) -> None:
+        """Stop probing and close every client."""
+        for member in self._members:
+            running = [task for task in (member.probe, member.check) if task is not None]
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await member.client.close()
+
+    async def _is_still_ready(self, member: _Member) -> bool:
+        """One question for all requests that break at the same time."""
+        if member.check is None or member.check.done():
+            member.check = asyncio.create_task(member.client.is_ready())
+        return await asyncio.shield(member.check)
+
+    def _set_aside(self, member: _Member, exc: ServerUnreachable) -> None:
+        if not member.up:
+            return
+        member.up = False
+        member.down_since_s = self._clock()
+        logger.warning("server set aside: %s; asking every %g s until it is ready", exc, self._probe_every_s)
+        member.probe = asyncio.create_task(self._readmit(member))
+        self._notify()
+
+    async def _readmit(self, member: _Member) -> None:
+        while True:
+            await asyncio.sleep(self._probe_every_s)
+            if await member.client.is_ready():
+                break
+        member.up = True
+        logger.info(
+            "server %s is back after %.0f s", member.client.base_url, self._clock() - member.down_since_s
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        for listener in list(self._listeners):
+            listener()

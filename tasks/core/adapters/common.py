@@ -1,0 +1,168 @@
+"""From a dataset's turns to the turns of a prompt: the cleaning that all adapters share.
+
+Knows OpenAI-style turns; does not know any dataset. The rules, in order:
+
+1. Roles go through the role table; content becomes one string (text parts are joined by a newline,
+   null counts as empty); images and sound reject the row.
+2. Thoughts leave the assistant's turns: a prompt's history holds answers only.
+3. Empty turns are dropped, except tool results (a command may print nothing) and assistant turns
+   that call tools.
+4. Whatever comes before the first user turn is dropped, except system turns.
+5. Trailing assistant and system turns are dropped: the target model is to write that answer.
+6. Consecutive turns of one role become one, joined by a blank line, except tool results and
+   assistant turns that call tools, which stay as they are.
+
+Invariant: a prompt has a user turn, ends with a user or tool turn, every content is a string, and
+the source row is left as it was.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tasks.core.adapters.errors import RowRejected
+from tasks.core.adapters.roles import to_role
+from tasks.core.adapters.tools import to_tool_calls
+from tasks.core.records import Prompt
+
+_ID_CHARS = 16
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_THOUGHT_PARTS = frozenset({"thinking", "reasoning"})
+
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_CUT_THOUGHT = re.compile(r"\A\s*<think>.*\Z", re.DOTALL)  # the answer ended inside its thought
+_UNOPENED_THOUGHT = re.compile(r"\A.*</think>\s*", re.DOTALL)  # the template wrote the opening mark
+
+Turn = dict[str, Any]
+
+
+def build_prompt(
+    turns: Sequence[Any],
+    *,
+    row_id: str = "",
+    tools: list[dict[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Clean OpenAI-style turns by the rules above and make the prompt.
+
+    Raises:
+        RowRejected: a turn is unusable, no user turn is left, or a value has no JSON form.
+    """
+    prompt = Prompt(
+        id=row_id,
+        messages=clean_turns(turns),
+        tools=tools,
+        chat_template_kwargs=dict(chat_template_kwargs or {}),
+        meta=dict(meta or {}),
+    )
+    try:
+        prompt.to_line()  # lone surrogates, integers past 64 bits, bytes of a parquet column
+    except orjson.JSONEncodeError as exc:
+        raise RowRejected("bad_field", f"the row has a value without a JSON form: {exc}") from exc
+    return prompt
+
+
+def clean_turns(turns: Sequence[Any]) -> list[Turn]:
+    """The turns a template is given, by the rules at the top of this module.
+
+    Raises:
+        RowRejected: "no_user_turn", "unknown_role", "not_text", "bad_field" or "bad_tool_call".
+    """
+    cleaned = [turn for turn in map(clean_turn, turns) if not _is_empty(turn)]
+    first_user = next((i for i, turn in enumerate(cleaned) if turn["role"] == "user"), None)
+    if first_user is None:
+        raise RowRejected("no_user_turn", f"none of the {len(turns)} turns is a user turn with text")
+    kept = [turn for turn in cleaned[:first_user] if turn["role"] == "system"] + cleaned[first_user:]
+    while kept[-1]["role"] not in ("user", "tool"):
+        kept.pop()
+    return _merge(kept)
+
+
+def clean_turn(turn: Any) -> Turn:
+    """One turn with the template's role, content as one string, and the keys a template reads.
+
+    Raises:
+        RowRejected: see `clean_turns`.
+    """
+    if not isinstance(turn, Mapping):
+        raise RowRejected("bad_field", f"a turn is {type(turn).__name__}, not an object")
+    role = to_role(turn.get("role"))
+    content = to_text(turn.get("content"))
+    if role == "assistant":
+        calls = to_tool_calls(turn)
+        cleaned: Turn = {"role": role, "content": drop_thoughts(content)}
+        return {**cleaned, "tool_calls": calls} if calls else cleaned
+    if role == "tool":
+        labels = {key: turn[key] for key in ("tool_call_id", "name") if isinstance(turn.get(key), str)}
+        return {"role": role, "content": content, **labels}
+    return {"role": role, "content": content}
+
+
+def to_text(content: Any) -> str:
+    """A turn's content as one string; null is "".
+
+    Raises:
+        RowRejected: "not_text" for a part that is no text, "bad_field" for anything else.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RowRejected("bad_field", f"content is {type(content).__name__}, not text or a list of parts")
+    return "\n".join(text for text in map(_part_text, content) if text is not None)
+
+
+def drop_thoughts(text: str) -> str:
+    """The text without `<think>` blocks, also where one was cut or its opening mark is missing."""
+    if "think>" not in text:
+        return text
+    text = _CUT_THOUGHT.sub("", _THOUGHT.sub("", text))
+    return _UNOPENED_THOUGHT.sub("", text)
+
+
+def content_id(prompt: Prompt) -> str:
+    """16 hex digits of the sha256 of what the template sees: messages, tools and template kwargs."""
+    seen = {
+        "messages": prompt.messages,
+        "tools": prompt.tools or None,
+        "chat_template_kwargs": prompt.chat_template_kwargs,
+    }
+    text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_CHARS]
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _THOUGHT_PARTS:
+        return None
+    text = part.get("text") if kind in _TEXT_PARTS else None
+    if not isinstance(text, str):
+        raise RowRejected("not_text", f"a content part of type {kind!r} is not text")
+    return text
+
+
+def _is_empty(turn: Turn) -> bool:
+    return turn["role"] != "tool" and "tool_calls" not in turn and not turn["content"].strip()
+
+
+def _merge(turns: Sequence[Turn]) -> list[Turn]:
+    merged: list[Turn] = []
+    for turn in turns:
+        previous = merged[-1] if merged else None
+        if previous and previous["role"] == turn["role"] and _may_merge(previous) and _may_merge(turn):
+            merged[-1] = {**previous, "content": f"{previous['content']}\n\n{turn['content']}"}
+        else:
+            merged.append(turn)
+    return merged
+
+
+def _may_merge(turn: Turn) -> bool:
+    return turn["role"] != "tool" and "tool_calls" not in turn

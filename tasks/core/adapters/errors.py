@@ -1,0 +1,22 @@
+"""Why a source row cannot become a prompt.
+
+RowRejected
+    missing_field   a field of the schema is absent or null
+    bad_field       a field has the wrong type or no JSON form
+    bad_json        a field that holds JSON as text does not parse
+    bad_chat        a transcript does not start with a known speaker
+    bad_tools       a tool schema is unreadable or has no name
+    bad_tool_call   a tool call is unreadable or has no name
+    unknown_role    a turn's role is not in the role table
+    not_text        a turn carries an image, sound or another non-text part
+    no_user_turn    nothing is left to answer
+"""
+
+
+class RowRejected(Exception):
+    """A row set aside: `reason` is one of the codes above, `detail` a sentence about this row."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail

@@ -1,0 +1,96 @@
+"""From a response to a training sample: which tokens the drafter is trained on.
+
+Knows ids and counts; does not know files or formats. Invariant: `loss_mask` is 1 exactly on the
+`output_ids` (stop token included), position by position: not shifted, nothing cut, nothing added.
+"""
+
+from array import array
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tasks.core.records import Response
+
+Inexact = Literal[
+    "no_ids", "not_token_ids", "prompt_tokens_differ", "completion_tokens_differ"
+]  # stable codes: they are counted in the manifest
+
+
+class NotTokenExact(ValueError):
+    """A response whose ids are missing or do not add up; `reason` is a stable code."""
+
+    def __init__(self, reason: Inexact, message: str) -> None:
+        super().__init__(message)
+        self.reason: Inexact = reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One generation as a trainer reads it.
+
+    `input_ids` int32 (seq_len,): prompt and answer. `loss_mask` uint8 (seq_len,): 1 on the answer.
+    `n_loss` is how many ones it has.
+    """
+
+    id: str
+    turn: int
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    n_loss: int
+    finish_reason: str
+
+    @property
+    def n_tokens(self) -> int:
+        """The sequence length."""
+        return len(self.input_ids)
+
+    @property
+    def output_ids(self) -> np.ndarray:
+        """The ids under the mask, int32 (n_loss,)."""
+        answer: np.ndarray = self.input_ids[self.loss_mask == 1]
+        return answer
+
+
+def sample_from_response(response: Response) -> Sample:
+    """Mask a response.
+
+    Raises:
+        NotTokenExact: ids are missing or are no token ids, or their number is not what the server
+            counted.
+    """
+    if response.input_ids is None or response.output_ids is None:
+        raise NotTokenExact("no_ids", f"response {response.id!r} has no token ids")
+    ids, n_prompt, n_output = _join_ids(response.id, response.input_ids, response.output_ids)
+    if n_output != response.completion_tokens:
+        raise NotTokenExact(
+            "completion_tokens_differ",
+            f"response {response.id!r}: {n_output} output_ids, not {response.completion_tokens}",
+        )
+    if n_prompt != response.prompt_tokens:
+        raise NotTokenExact(
+            "prompt_tokens_differ",
+            f"response {response.id!r}: {n_prompt} input_ids, not {response.prompt_tokens}",
+        )
+    loss_mask = np.zeros(len(ids), np.uint8)
+    loss_mask[n_prompt:] = 1
+    return Sample(response.id, response.turn, ids, loss_mask, n_output, response.finish_reason)
+
+
+def is_empty_answer(completion_tokens: int, finish_reason: str) -> bool:
+    """Whether an answer is nothing, or nothing but the stop token."""
+    return completion_tokens == 0 or (completion_tokens == 1 and finish_reason == "stop")
+
+
+def _join_ids(name: str, prompt: list[int], output: list[int]) -> tuple[np.ndarray, int, int]:
+    try:
+        # array refuses floats, strings and what 32 bits cannot hold; numpy would cut 1.5 to 1 silently
+        joined = array("i", prompt)
+        n_prompt = len(joined)
+        joined.extend(array("i", output))
+    except (TypeError, OverflowError) as exc:
+        raise NotTokenExact("not_token_ids", f"response {name!r}: {exc}") from exc
+    ids = np.frombuffer(joined, np.int32)
+    if len(ids) and int(ids.min()) < 0:
+        raise NotTokenExact("not_token_ids", f"response {name!r}: a negative id")
+    return ids, n_prompt, len(ids) - n_prompt

@@ -1,0 +1,220 @@
+"""From source rows to prompts.jsonl: adapted, told apart, shuffled, reported.
+
+Knows sources, adapters and the dispatch order; does not know templates or servers. Invariant: the same
+source, options and seed give the same bytes; every row read is a prompt, a duplicate or a rejected row.
+"""
+
+import array
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.core.adapters import RowRejected, content_id, get_adapter
+from tasks.core.files import replace_atomically, write_json_atomically
+from tasks.core.prompt_file import PromptFile, hash_id, write_index
+from tasks.core.records import Prompt, Rejected
+from tasks.core.response_log import REJECTED, read_lines
+from tasks.core.sources import MalformedRow, iter_rows
+
+PROMPTS = "prompts.jsonl"
+REPORT = "prepare.json"
+_FORMAT = 1
+
+
+class EmptyDatasetError(ValueError):
+    """A source without a single usable prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """What decides prompts.jsonl besides the bytes of the source.
+
+    `system_prompt` is put first where a conversation has none. `chat_template_kwargs` are handed to the
+    chat template ({"thinking": False}, say) and win over the row's own.
+    """
+
+    name: str
+    adapter: str
+    seed: int
+    system_prompt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def key(self, source_sha256: str) -> str:
+        """Names the prompt file that these options make of that source."""
+        parts = {**dataclasses.asdict(self), "source": source_sha256, "format": _FORMAT}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """What became of every row of a source: rows_read = prompts + duplicates + rejected."""
+
+    key: str
+    rows_read: int
+    prompts: int
+    duplicates: int
+    rejected: dict[str, int]
+    reused: bool = False
+
+
+def prepare_prompts(
+    folder: Path, sources: Sequence[Path], *, options: PrepareOptions, source_sha256: str
+) -> PrepareReport:
+    """Write `<folder>/prompts.jsonl`, its index and prepare.json; keep them when they are up to date.
+
+    Hold the dataset's lock: rejected.jsonl is rewritten, with what generation set aside kept.
+
+    Raises:
+        EmptyDatasetError: no row became a prompt; says what became of them.
+        SourceError: a file that is no data at all.
+    """
+    key = options.key(source_sha256)
+    if (known := read_report(folder)) is not None and known.key == key and (folder / PROMPTS).exists():
+        return dataclasses.replace(known, reused=True)
+    draft = _Draft(folder)
+    try:
+        draft.collect(_adapt(sources, options))
+        report = PrepareReport(
+            key=key,
+            rows_read=draft.rows_read,
+            prompts=len(draft.kept),
+            duplicates=len(draft.offsets) - len(draft.kept),
+            rejected=dict(Counter(row.reason for row in draft.rejected)),
+        )
+        if not len(draft.kept):
+            raise EmptyDatasetError(
+                f"dataset {options.name!r}: {report.rows_read} rows read, none became a prompt "
+                f"(rejected: {report.rejected or 'none'}); check its source and its adapter "
+                f"{options.adapter!r}"
+            )
+        (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
+        draft.write(options.seed)
+    finally:
+        draft.discard()
+    write_json_atomically(folder / REPORT, dataclasses.asdict(report))
+    return report
+
+
+def read_report(folder: Path) -> PrepareReport | None:
+    """What the last preparation said, or None."""
+    try:
+        data = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+        return PrepareReport(**{f.name: data[f.name] for f in dataclasses.fields(PrepareReport)})
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def open_prompts(folder: Path) -> PromptFile:
+    """The prepared prompts of a dataset folder."""
+    return PromptFile(folder / PROMPTS)
+
+
+def _adapt(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Prompt | Rejected]:
+    adapter = get_adapter(options.adapter)
+    label = options.name.split("_", 1)[0]
+    for row in iter_rows(sources):
+        if isinstance(row, MalformedRow):
+            yield _rejected(f"{label}-{row.where}", "malformed_row", row.detail, row.where)
+            continue
+        try:
+            prompt = adapter(row.row)
+        except RowRejected as exc:
+            yield _rejected(f"{label}-{row.where}", exc.reason, exc.detail, row.where)
+            continue
+        prompt = _with_options(prompt, options)
+        yield dataclasses.replace(prompt, id=f"{label}-{prompt.id or content_id(prompt)}")
+
+
+def _with_options(prompt: Prompt, options: PrepareOptions) -> Prompt:
+    messages = prompt.messages
+    if options.system_prompt and messages[0].get("role") != "system":
+        messages = [{"role": "system", "content": options.system_prompt}, *messages]
+    kwargs = {**prompt.chat_template_kwargs, **options.chat_template_kwargs}
+    return dataclasses.replace(prompt, messages=messages, chat_template_kwargs=kwargs)
+
+
+def _rejected(row_id: str, reason: str, detail: str, where: str) -> Rejected:
+    return Rejected(id=row_id, reason=reason, detail=detail, permanent=True, stage="prepare", where=where)
+
+
+class _Draft:
+    """The prompts in source order on disk, with 24 bytes each in memory, until the order is known."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.path = folder / f".{PROMPTS}.draft"
+        self.rows_read = 0
+        self.rejected: list[Rejected] = []
+        self.offsets = array.array("Q")
+        self._ids = array.array("Q")
+        self._contents = array.array("Q")
+        self.kept = np.empty(0, np.int64)
+
+    def collect(self, rows: Iterator[Prompt | Rejected]) -> None:
+        """Write every prompt to the draft and decide which are kept: the first of each content."""
+        with self.path.open("wb") as draft:
+            offset = 0
+            for row in rows:
+                self.rows_read += 1
+                if isinstance(row, Rejected):
+                    self.rejected.append(row)
+                    continue
+                self.offsets.append(offset)
+                self._ids.append(hash_id(row.id))
+                self._contents.append(hash_id(content_id(row)))
+                offset += draft.write(row.to_line())
+        _, first = np.unique(np.frombuffer(self._contents, np.uint64), return_index=True)
+        self.kept = np.sort(first)
+
+    def write(self, seed: int) -> None:
+        """Write the kept prompts in dispatch order: a seeded shuffle by hash of seed and id."""
+        ids = np.frombuffer(self._ids, np.uint64)[self.kept]
+        _, first_of_id = np.unique(ids, return_index=True)
+        shared = np.ones(len(ids), bool)
+        shared[first_of_id] = False
+        order = _dispatch_order(ids, seed)
+        offsets, hashes, offset = [], [], 0
+        with self.path.open("rb") as draft, replace_atomically(self.folder / PROMPTS) as out:
+            for at in order:
+                draft.seek(self.offsets[int(self.kept[at])])
+                line = draft.readline()
+                id_hash = int(ids[at])
+                if shared[at]:  # another prompt has this id: the content tells them apart
+                    prompt = Prompt.from_line(line)
+                    prompt = dataclasses.replace(prompt, id=f"{prompt.id}-{content_id(prompt)}")
+                    line, id_hash = prompt.to_line(), hash_id(prompt.id)
+                offsets.append(offset)
+                hashes.append(id_hash)
+                offset += out.write(line)
+        write_index(self.folder / PROMPTS, offsets, hashes)
+        self._write_rejected()
+
+    def _write_rejected(self) -> None:
+        path = self.folder / REJECTED
+        kept = [line for _, line in read_lines(path) if Rejected.from_line(line).stage == "generate"]
+        with replace_atomically(path) as out:
+            out.writelines(row.to_line() for row in self.rejected)
+            out.writelines(kept)
+
+    def discard(self) -> None:
+        """Remove the draft file."""
+        self.path.unlink(missing_ok=True)
+
+
+def _dispatch_order(id_hashes: np.ndarray, seed: int) -> np.ndarray:
+    """Positions sorted by a mix of seed and id (splitmix64, Steele et al. 2014): stable under additions."""
+    with np.errstate(over="ignore"):
+        salt = int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), "little")
+        mixed = id_hashes ^ np.uint64(salt)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return np.argsort(mixed, kind="stable")

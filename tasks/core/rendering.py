@@ -1,0 +1,133 @@
+"""From a conversation to the ids that the model sees.
+
+Knows the chat template and its gaps; does not know servers. Invariant: ids are inside the vocabulary
+and at least one: an empty prompt or a foreign id kills a real SGLang server (0.5.23).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.core.records import Prompt
+from tasks.core.tokenizer import TargetTokenizer
+
+_PROBE = "draftmill_probe_tool"
+
+
+class RenderError(ValueError):
+    """A prompt that cannot be rendered; `reason` is the code for rejected.jsonl."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Renderer:
+    """Renders prompts with the target's own chat template; safe to use from several threads.
+
+    A template that ignores `tools` or `tool_calls` without a word (SmolLM2's does) is noticed once,
+    here; the tools then go into the system text and the calls into the assistant's text.
+    """
+
+    def __init__(self, target: TargetTokenizer) -> None:
+        self._tokenizer = target.tokenizer
+        self._vocab_size = target.vocab_size
+        self.shows_tools = self._sees(tools=[_probe_tool()])
+        self.shows_tool_calls = self._sees(call=True)
+
+    def render(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt, generation prompt included.
+
+        Raises:
+            RenderError: the template refuses the conversation, or the ids are none or not the model's.
+        """
+        messages, tools = prompt.messages, prompt.tools
+        if tools and not self.shows_tools:
+            messages, tools = _tools_as_text(messages, tools), None
+        if not self.shows_tool_calls:
+            messages = _calls_as_text(messages)
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=True,
+                add_generation_prompt=True,
+                return_dict=False,  # transformers 5 answers with a BatchEncoding otherwise
+                **prompt.chat_template_kwargs,
+            )
+        except Exception as exc:  # a template is a program: jinja2, type, key errors, raise_exception(...)
+            raise RenderError("template_error", f"the chat template refuses it: {exc}") from exc
+        if not ids:
+            raise RenderError("empty_prompt", "the chat template renders it to nothing")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise RenderError(
+                "id_outside_vocabulary",
+                f"it renders to id {max(ids)}, but the model has {self._vocab_size} ids",
+            )
+        return list(ids)
+
+    def _sees(self, *, tools: list[dict[str, Any]] | None = None, call: bool = False) -> bool:
+        """Whether a probe shows in the rendered text; a template that raises counts as not showing it."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+        if call:
+            messages.append({"role": "assistant", "content": "", "tool_calls": [_probe_call()]})
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        except Exception:  # noqa: BLE001  a template is a program and may raise anything; that is an answer
+            return False
+        return _PROBE in str(text)
+
+
+def fit_max_new_tokens(prompt_tokens: int, *, max_new_tokens: int, context_length: int | None) -> int:
+    """The max_new_tokens that fits behind a prompt; the server would shorten the answer without a word.
+
+    Raises:
+        RenderError: nothing fits.
+    """
+    if context_length is None:
+        return max_new_tokens
+    room = context_length - prompt_tokens - 1  # SGLang keeps one position free
+    if room < 1:
+        raise RenderError(
+            "prompt_too_long", f"the prompt is {prompt_tokens} tokens, the context {context_length}"
+        )
+    return min(max_new_tokens, room)
+
+
+def _tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    listing = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = f"You may call these functions:\n{listing}"
+    if messages and messages[0].get("role") == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not any(message.get("tool_calls") for message in messages):
+        return messages
+    rewritten = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if not calls:
+            rewritten.append(message)
+            continue
+        text = "\n".join(f"<tool_call>{_function_json(call)}</tool_call>" for call in calls)
+        plain = {key: value for key, value in message.items() if key != "tool_calls"}
+        plain["content"] = f"{message.get('content') or ''}\n{text}".strip()
+        rewritten.append(plain)
+    return rewritten
+
+
+def _function_json(call: Mapping[str, Any]) -> str:
+    return json.dumps(call.get("function", call), ensure_ascii=False)
+
+
+def _probe_tool() -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"value": {"type": "string", "description": "a value"}}}
+    return {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": parameters}}
+
+
+def _probe_call() -> dict[str, Any]:
+    return {"id": "call_0", "type": "function", "function": {"name": _PROBE, "arguments": {"value": "x"}}}

@@ -1,0 +1,159 @@
+"""run.json: what a run folder was made with, and whether a new run may go on in it.
+
+Knows the fingerprint and who may change what; does not know Prefect or servers. Invariant: rows made
+under two fingerprints are in one folder only where somebody accepted the change, which is recorded.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import write_json_atomically
+from tasks.core.response_log import RESPONSES
+
+RUN_FILE = "run.json"
+_FORMAT = 1
+
+
+class FingerprintChangedError(ValueError):
+    """The folder holds rows made with other settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One field of the fingerprint that differs from the folder's."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+def hash_fingerprint(fingerprint: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON of a fingerprint."""
+    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()
+
+
+def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Fields of both that differ, dotted; a dataset that only one of them has is no change."""
+    before, after = dict(_flatten(old)), dict(_flatten(new))
+    old_sets, new_sets = set(old.get("datasets", {})), set(new.get("datasets", {}))
+    one_sided = tuple(f"datasets.{name}." for name in old_sets ^ new_sets)
+    return [
+        Change(field, before.get(field), after.get(field))
+        for field in sorted(before.keys() | after.keys())
+        if before.get(field) != after.get(field) and not field.startswith(one_sided)
+    ]
+
+
+def read_run_file(output_dir: Path) -> dict[str, Any]:
+    """The content of run.json; {} when there is none.
+
+    Raises:
+        ValueError: it is there but not JSON of a known format.
+    """
+    path = output_dir / RUN_FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as exc:
+        raise ValueError(f"{path} is damaged ({exc}); restore it, or use another output_dir") from exc
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise ValueError(f"{path} has a format that this version does not know")
+    return data
+
+
+def update_run_file(
+    output_dir: Path,
+    *,
+    fingerprint: Mapping[str, Any],
+    details: Mapping[str, Any],
+    now: str,
+    accept_changed: Collection[str] = (),
+) -> dict[str, Any]:
+    """Check the fingerprint against the folder's and record this run; returns the new content.
+
+    Args:
+        output_dir: created when missing.
+        fingerprint: {"model": …, "datasets": {name: {…}}, …}; datasets of earlier runs are kept.
+        details: what is recorded but decides nothing (budgets, versions), merged the same way.
+        now: UTC time, ISO 8601.
+        accept_changed: fields, or first parts of fields, that may differ.
+
+    Raises:
+        FingerprintChangedError: names each field, both values and the two ways out; nothing is written.
+    """
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with _lock(output_dir):
+        data = read_run_file(output_dir)
+        known = data.get("fingerprint", {})
+        changes = find_changes(known, fingerprint) if known else []
+        rows = _datasets_with_rows(output_dir)
+        changes = [change for change in changes if _concerns_rows(change.field, rows)]
+        refused = [change for change in changes if not _accepts(accept_changed, change.field)]
+        if refused:
+            raise FingerprintChangedError(_explain(output_dir, refused))
+        accepted = [
+            {"field": change.field, "old": change.old, "new": change.new, "at": now} for change in changes
+        ]
+        data = {
+            "format": _FORMAT,
+            "created_at": data.get("created_at", now),
+            "updated_at": now,
+            "fingerprint": _merge_datasets(known, fingerprint),
+            "accepted_changes": [*data.get("accepted_changes", []), *accepted],
+            "details": _merge_datasets(data.get("details", {}), details),
+        }
+        write_json_atomically(output_dir / RUN_FILE, data)
+    return data
+
+
+def _datasets_with_rows(output_dir: Path) -> set[str]:
+    """Names of the datasets that have responses already: only those can be mixed up."""
+    return {log.parent.name for log in output_dir.glob(f"*/{RESPONSES}") if log.stat().st_size}
+
+
+def _concerns_rows(field: str, datasets: Collection[str]) -> bool:
+    if field.startswith("datasets."):
+        return any(field.startswith(f"datasets.{name}.") for name in datasets)
+    return bool(datasets)
+
+
+def _merge_datasets(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    return {**new, "datasets": {**old.get("datasets", {}), **new.get("datasets", {})}}
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flatten(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _accepts(accepted: Collection[str], field: str) -> bool:
+    return any(field == name or field.startswith(f"{name}.") for name in accepted)
+
+
+def _explain(output_dir: Path, changes: Collection[Change]) -> str:
+    lines = [f"{output_dir} holds responses made with other settings:"]
+    lines += [f"  {c.field}: {c.old!r} there, {c.new!r} now" for c in changes]
+    fields = " ".join(f"--accept-changed {c.field}" for c in changes)
+    lines.append(f"Use another output_dir, or mix both in this one with {fields} (recorded in run.json).")
+    return "\n".join(lines)
+
+
+@contextmanager
+def _lock(output_dir: Path) -> Iterator[None]:
+    fd = os.open(output_dir / ".run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

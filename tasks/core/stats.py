@@ -1,0 +1,187 @@
+"""What is counted of a dataset, how it is summed up, and when a dataset is done.
+
+Does not know files or how numbers are shown. Invariant: a total is computed from the same counts as
+its parts, quantiles included.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+Status = Literal["complete", "exhausted", "incomplete"]
+TOTAL = "total"
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthQuantiles:
+    """completion_tokens per row; each quantile is a length that occurred."""
+
+    p5: int
+    p25: int
+    p50: int
+    p75: int
+    p95: int
+    max: int
+    mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetStats:
+    """One dataset, or the total of several.
+
+    A second row of one (id, turn) is counted in `duplicates` and nowhere else, as in the export.
+    `prompts` is None before the prompts are prepared, `budget_tokens` None where nothing is generated.
+    `answered` counts prompts with a row; `permanently_rejected` those that will not be asked again.
+    `unreadable` counts whole lines that are no row; `not_token_exact` rows whose ids are missing or
+    do not add up. `retries` is the sum of attempt - 1. `prepare` repeats the prepare report's counts.
+    """
+
+    name: str
+    status: Status
+    rows: int
+    answered: int
+    prompts: int | None
+    prompt_tokens: int
+    completion_tokens: int
+    budget_tokens: int | None
+    budget_share: float | None
+    finish_reasons: dict[str, int]
+    lengths: LengthQuantiles | None
+    empty: int
+    not_token_exact: int
+    duplicates: int
+    unreadable: int
+    rejected: dict[str, int]
+    permanently_rejected: int
+    prepare: dict[str, int]
+    retries: int
+    started_at: str | None
+    first_finished_at: str | None
+    last_finished_at: str | None
+    tokens_per_s: float | None
+    length_counts: Mapping[int, int] = field(default_factory=dict, repr=False)
+
+
+def dataset_status(
+    *,
+    rows: int,
+    completion_tokens: int,
+    settled: int,
+    prompts: int | None,
+    budget_tokens: int | None,
+    max_samples: int | None,
+) -> Status:
+    """Complete at the budget or the sample cap; exhausted when every prompt is settled before that.
+
+    `settled` prompts have an answer or are rejected for good. Without any cap there is nothing to
+    fall short of: all prompts settled is complete.
+    """
+    if budget_tokens is not None and completion_tokens >= budget_tokens:
+        return "complete"
+    if max_samples is not None and rows >= max_samples:
+        return "complete"
+    if prompts is None or settled < prompts:
+        return "incomplete"
+    return "complete" if budget_tokens is None and max_samples is None else "exhausted"
+
+
+def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:
+    """All datasets as one; the budget and its share count only datasets that have a budget."""
+    budgeted = [s for s in stats if s.budget_tokens is not None]
+    budget = sum(s.budget_tokens or 0 for s in budgeted)
+    counts = _add(s.length_counts for s in stats)
+    tokens = sum(s.completion_tokens for s in stats)
+    started, first, last = (
+        [parse_time(at) for s in stats if (at := getattr(s, name)) is not None]
+        for name in ("started_at", "first_finished_at", "last_finished_at")
+    )
+    known_prompts = [s.prompts for s in stats if s.prompts is not None]
+    return DatasetStats(
+        name=TOTAL,
+        status=_worst_status(s.status for s in stats),
+        rows=sum(s.rows for s in stats),
+        answered=sum(s.answered for s in stats),
+        prompts=sum(known_prompts) if known_prompts else None,
+        prompt_tokens=sum(s.prompt_tokens for s in stats),
+        completion_tokens=tokens,
+        budget_tokens=budget if budgeted else None,
+        budget_share=sum(s.completion_tokens for s in budgeted) / budget if budget else None,
+        finish_reasons=_add(s.finish_reasons for s in stats),
+        lengths=length_quantiles(counts),
+        empty=sum(s.empty for s in stats),
+        not_token_exact=sum(s.not_token_exact for s in stats),
+        duplicates=sum(s.duplicates for s in stats),
+        unreadable=sum(s.unreadable for s in stats),
+        rejected=_add(s.rejected for s in stats),
+        permanently_rejected=sum(s.permanently_rejected for s in stats),
+        prepare=_add(s.prepare for s in stats),
+        retries=sum(s.retries for s in stats),
+        **span_fields(min(started, default=None), min(first, default=None), max(last, default=None), tokens),
+        length_counts=counts,
+    )
+
+
+def length_quantiles(counts: Mapping[int, int]) -> LengthQuantiles | None:
+    """Quantiles of a histogram {length: rows}, or None when it is empty."""
+    if not counts:
+        return None
+    lengths = np.array(sorted(counts), np.int64)
+    upto = np.cumsum([counts[int(length)] for length in lengths])
+    rows = int(upto[-1])
+
+    def quantile(percent: int) -> int:
+        rank = max(1, -(-rows * percent // 100))
+        return int(lengths[np.searchsorted(upto, rank)])
+
+    tokens = sum(length * n for length, n in counts.items())
+    return LengthQuantiles(
+        p5=quantile(5),
+        p25=quantile(25),
+        p50=quantile(50),
+        p75=quantile(75),
+        p95=quantile(95),
+        max=int(lengths[-1]),
+        mean=tokens / rows,
+    )
+
+
+def span_fields(
+    started: float | None, first: float | None, last: float | None, tokens: int
+) -> dict[str, Any]:
+    """The time fields of DatasetStats from times in seconds since 1970, UTC."""
+    seconds = 0.0 if started is None or last is None else last - started
+    return {
+        "started_at": _iso(started),
+        "first_finished_at": _iso(first),
+        "last_finished_at": _iso(last),
+        "tokens_per_s": tokens / seconds if seconds > 0 else None,
+    }
+
+
+def parse_time(text: str) -> float:
+    """ISO 8601 to seconds since 1970; UTC where the text names no zone."""
+    at = datetime.fromisoformat(text)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _iso(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _worst_status(statuses: Iterable[Status]) -> Status:
+    found = set(statuses)
+    return "incomplete" if "incomplete" in found else "exhausted" if "exhausted" in found else "complete"
+
+
+def _add(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))

@@ -1,0 +1,212 @@
+"""Read what a dataset's two logs say about it.
+
+Knows raw_responses.jsonl and rejected.jsonl; does not know servers or clocks. Invariant: every figure
+comes from the files, so it is the same after a crash as before it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from tasks.core.masks import is_empty_answer
+from tasks.core.records import RecordError, Rejected, Response
+from tasks.core.response_log import REJECTED, RESPONSES, read_lines
+from tasks.core.stats import DatasetStats, dataset_status, length_quantiles, parse_time, span_fields
+
+_ID_KEYS = (b'"input_ids":[', b'"output_ids":[')
+
+
+def scan_dataset(
+    folder: Path,
+    *,
+    name: str,
+    budget_tokens: int | None,
+    max_samples: int | None,
+    prompts: int | None,
+    torn_ok: bool = True,
+    prepare: Mapping[str, int] | None = None,
+) -> DatasetStats:
+    """Read a dataset's two logs once; about 100 bytes of memory a row, whatever the rows' length.
+
+    Args:
+        folder: may lack either file: nothing was written yet.
+        name: the dataset's, repeated in the result.
+        budget_tokens: completion tokens to reach, or None.
+        max_samples: rows at which the dataset is complete too, or None.
+        prompts: the number of lines of prompts.jsonl; None when it is not there yet.
+        torn_ok: ignore a last line without a newline, which is one that is being written.
+        prepare: counts of the prepare report (duplicates and the like), repeated in the result.
+
+    Raises:
+        RecordError: a last line is torn and `torn_ok` is False.
+    """
+    scan = _Scan()
+    for end, line in read_lines(folder / RESPONSES):
+        scan.add_line(line)
+        scan.response_bytes = end
+    rejections = _Rejections()
+    for end, line in read_lines(folder / REJECTED):
+        rejections.add_line(line)
+        rejections.bytes = end
+    if not torn_ok:
+        _refuse_torn(folder / RESPONSES, scan.response_bytes)
+        _refuse_torn(folder / REJECTED, rejections.bytes)
+    reasons, permanent = rejections.open_ones(scan.answered)
+    return DatasetStats(
+        name=name,
+        status=dataset_status(
+            rows=scan.rows,
+            completion_tokens=scan.completion_tokens,
+            settled=len(scan.answered) + permanent,
+            prompts=prompts,
+            budget_tokens=budget_tokens,
+            max_samples=max_samples,
+        ),
+        rows=scan.rows,
+        answered=len(scan.answered),
+        prompts=prompts,
+        prompt_tokens=scan.prompt_tokens,
+        completion_tokens=scan.completion_tokens,
+        budget_tokens=budget_tokens,
+        budget_share=scan.completion_tokens / budget_tokens if budget_tokens else None,
+        finish_reasons=dict(sorted(scan.finish_reasons.items())),
+        lengths=length_quantiles(scan.length_counts),
+        empty=scan.empty,
+        not_token_exact=scan.not_token_exact,
+        duplicates=scan.duplicates,
+        unreadable=scan.unreadable + rejections.unreadable,
+        rejected=dict(sorted(reasons.items())),
+        permanently_rejected=permanent,
+        prepare=dict(prepare or {}),
+        retries=scan.retries,
+        **span_fields(scan.started, scan.first_finished, scan.last_finished, scan.completion_tokens),
+        length_counts=dict(scan.length_counts),
+    )
+
+
+def skim_row(line: bytes) -> dict[str, Any]:
+    """Parse a response line with each id list replaced by its length.
+
+    16,000 ids take 0.32 ms to parse and 0.03 ms to skip. Lines of another layout are parsed whole and
+    keep their lists; a value is an int or a list, so the caller can tell.
+    """
+    short = line
+    for key in _ID_KEYS:
+        # A quote inside a JSON string is escaped, so this byte sequence can only be a key and a list.
+        start = short.find(key) + len(key)
+        end = short.find(b"]", start)
+        if start < len(key) or end < 0:
+            continue
+        ids = np.frombuffer(short, np.uint8, end - start, start)
+        count = int(np.count_nonzero(ids == ord(","))) + 1 if short[start:end].strip() else 0
+        short = b"%s%d%s" % (short[: start - 1], count, short[end + 1 :])
+    try:
+        row = orjson.loads(short)
+    except orjson.JSONDecodeError:
+        row = orjson.loads(line)
+    if not isinstance(row, dict):
+        raise RecordError(f"a JSON object was expected, not {type(row).__name__}")
+    return row
+
+
+class _Scan:
+    """Running sums over raw_responses.jsonl."""
+
+    def __init__(self) -> None:
+        self.response_bytes = 0
+        self.rows = self.prompt_tokens = self.completion_tokens = 0
+        self.empty = self.not_token_exact = self.duplicates = self.unreadable = self.retries = 0
+        self.finish_reasons: Counter[str] = Counter()
+        self.length_counts: Counter[int] = Counter()
+        self.answered: set[int] = set()
+        self.started: float | None = None
+        self.first_finished: float | None = None
+        self.last_finished: float | None = None
+        self._seen: set[int] = set()
+
+    def add_line(self, line: bytes) -> None:
+        try:
+            row = skim_row(line)
+            response = Response.from_row(row)
+        except (RecordError, orjson.JSONDecodeError):
+            self.unreadable += 1
+            return
+        # 64 bits of a hash: a million rows collide with a chance of 3e-8.
+        key = hash(response.id)
+        self.answered.add(key)
+        if response.turn:
+            key = hash((response.id, response.turn))
+        if key in self._seen:
+            self.duplicates += 1
+            return
+        self._seen.add(key)
+        self._add(response, exact=_is_exact(row, response))
+
+    def _add(self, response: Response, *, exact: bool) -> None:
+        self.rows += 1
+        self.prompt_tokens += response.prompt_tokens
+        self.completion_tokens += response.completion_tokens
+        self.finish_reasons[response.finish_reason] += 1
+        self.length_counts[response.completion_tokens] += 1
+        self.empty += is_empty_answer(response.completion_tokens, response.finish_reason)
+        self.not_token_exact += not exact
+        self.retries += max(0, response.attempt - 1)
+        try:
+            finished = parse_time(response.finished_at)
+        except ValueError:
+            return  # older rows carry no time
+        started = finished - response.latency_s
+        self.started = started if self.started is None else min(self.started, started)
+        self.first_finished = finished if self.first_finished is None else min(self.first_finished, finished)
+        self.last_finished = finished if self.last_finished is None else max(self.last_finished, finished)
+
+
+class _Rejections:
+    """The last word of rejected.jsonl on each prompt and source row."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.unreadable = 0
+        self._last: dict[int, tuple[str, str, bool]] = {}
+
+    def add_line(self, line: bytes) -> None:
+        try:
+            rejected = Rejected.from_line(line)
+        except RecordError:
+            self.unreadable += 1
+            return
+        # A source row that became no prompt may have no id; its place in the source tells it apart.
+        key = hash(rejected.id) if rejected.stage == "generate" else hash((rejected.id, rejected.where))
+        self._last[key] = (rejected.stage, rejected.reason, rejected.permanent)
+
+    def open_ones(self, answered: set[int]) -> tuple[Counter[str], int]:
+        """Rejections by reason without the prompts answered later, and how many prompts are final."""
+        reasons: Counter[str] = Counter()
+        final = 0
+        for key, (stage, reason, permanent) in self._last.items():
+            if stage == "generate" and key in answered:
+                continue
+            reasons[reason] += 1
+            final += stage == "generate" and permanent
+        return reasons, final
+
+
+def _is_exact(row: Mapping[str, Any], response: Response) -> bool:
+    return (
+        _count_ids(row.get("output_ids")) == response.completion_tokens
+        and _count_ids(row.get("input_ids")) == response.prompt_tokens
+    )
+
+
+def _count_ids(value: Any) -> int:
+    return value if isinstance(value, int) else len(value) if isinstance(value, list) else -1
+
+
+def _refuse_torn(path: Path, whole_bytes: int) -> None:
+    size = path.stat().st_size if path.exists() else 0
+    if size > whole_bytes:
+        raise RecordError(f"{path}: the last {size - whole_bytes} bytes are no whole line")

@@ -1,0 +1,131 @@
+"""The target's tokenizer and chat template: where they come from and how they are told apart.
+
+Knows transformers and the files of a model folder; does not know prompts. Invariant: two tokenizers
+with the same `TokenizerIdentity` turn the same conversation into the same ids.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tiktoken.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+
+
+class TokenizerError(ValueError):
+    """The tokenizer cannot be loaded or used; the message names it and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerIdentity:
+    """SHA-256 of the tokenizer's files and of its chat template, for the run's fingerprint."""
+
+    files_sha256: str
+    chat_template_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTokenizer:
+    """A loaded tokenizer with what has to be known about its model.
+
+    `vocab_size` is the model's (embedding rows), which can exceed the tokenizer's; `context_length`
+    is the model's own limit in tokens, or None when its config does not tell.
+    """
+
+    name: str
+    tokenizer: Any
+    identity: TokenizerIdentity
+    vocab_size: int
+    context_length: int | None
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> TargetTokenizer:
+    """Load a tokenizer by folder or Hub id.
+
+    Raises:
+        TokenizerError: not found, not loadable, or without a chat template.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
+    from transformers import AutoTokenizer  # imported here: it costs seconds
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as exc:
+        first_line = str(exc).strip().split("\n", 1)[0]
+        raise TokenizerError(
+            f"target.tokenizer {name!r} cannot be loaded ({first_line}); "
+            "give a folder with tokenizer.json, or the id of a model on the Hub that this machine can reach"
+        ) from exc
+    template = tokenizer.chat_template
+    if not template:
+        raise TokenizerError(
+            f"target.tokenizer {name!r} has no chat template; use the instruct model's tokenizer"
+        )
+    config = _read_model_config(name, revision)
+    return TargetTokenizer(
+        name=name,
+        tokenizer=tokenizer,
+        identity=TokenizerIdentity(
+            files_sha256=_hash_files(name, revision),
+            chat_template_sha256=hashlib.sha256(
+                json.dumps(template, sort_keys=True, ensure_ascii=False).encode()
+            ).hexdigest(),
+        ),
+        vocab_size=max(int(config.get("vocab_size") or 0), len(tokenizer)),
+        context_length=_int_or_none(config.get("max_position_embeddings")),
+    )
+
+
+def _find_file(name: str, filename: str, revision: str | None) -> Path | None:
+    folder = Path(name)
+    if folder.is_dir():
+        path = folder / filename
+        return path if path.is_file() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        name,
+        filename,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return Path(found) if found else None
+
+
+def _hash_files(name: str, revision: str | None) -> str:
+    digest = hashlib.sha256()
+    for filename in _TOKENIZER_FILES:
+        path = _find_file(name, filename, revision)
+        if path is not None:
+            digest.update(filename.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _read_model_config(name: str, revision: str | None) -> dict[str, Any]:
+    """config.json, with the language model's part of a multimodal one on top; {} when there is none."""
+    path = _find_file(name, "config.json", revision)
+    if path is None:
+        return {}
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _int_or_none(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

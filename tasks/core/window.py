@@ -1,0 +1,63 @@
+"""The sliding window: how many requests may be in flight in each lane, over all datasets of a run.
+
+Knows counts only. Shared by the datasets that generate at the same time, so that the slots which one
+dataset's tail frees are taken by the next one and the server is as full as ever. Invariant: never more
+slots taken than a lane has, and each is freed once.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Listener = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Prompts of one size class: how many at once, and how long an answer may be (tokens)."""
+
+    name: str
+    concurrency: int
+    max_new_tokens: int
+
+
+class Window:
+    """Slots per lane; listeners are told when one is freed, the one that waited longest first."""
+
+    def __init__(self, lanes: Mapping[str, Lane]) -> None:
+        self.lanes = dict(lanes)
+        self._taken = dict.fromkeys(self.lanes, 0)
+        self._listeners: deque[Listener] = deque()
+
+    def has_room(self, lane: str) -> bool:
+        """Whether a slot is free."""
+        return self._taken[lane] < self.lanes[lane].concurrency
+
+    def take(self, lane: str) -> None:
+        """Take a free slot.
+
+        Raises:
+            ValueError: none is free.
+        """
+        if not self.has_room(lane):
+            raise ValueError(f"lane {lane!r} has no free slot")
+        self._taken[lane] += 1
+
+    def free(self, lane: str) -> None:
+        """Give a slot back."""
+        if self._taken[lane] == 0:
+            raise ValueError(f"lane {lane!r} has no slot taken")
+        self._taken[lane] -= 1
+        for listener in list(self._listeners):
+            listener()
+        self._listeners.rotate(-1)
+
+    @property
+    def in_flight(self) -> int:
+        """Slots taken in all lanes."""
+        return sum(self._taken.values())
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` when a slot is freed; returns how to stop that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)

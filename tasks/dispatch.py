@@ -1,0 +1,352 @@
+"""The sliding window at work: take a prompt, send it, check the answer, put it on disk, count it.
+
+Knows the budget, the window, the servers and the log; does not know Prefect, checkpoints or templates.
+Invariants: an answer is on disk before it is counted; no answer is cancelled to meet a budget; nothing
+done per request grows with the dataset; a prompt that waits for its retry holds no slot.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from serving.errors import PromptRefused, RequestFailed, ServerMisconfigured
+from serving.pool import ServerPool
+from serving.protocol import Generation, GenerationRequest
+from tasks.core.budget import TokenBudget
+from tasks.core.prompt_file import hash_id
+from tasks.core.records import Rejected, Response
+from tasks.core.response_log import ResponseLog
+from tasks.core.window import Window
+from tasks.feed import Feeder, Rendered, Unrenderable
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_LAST_S = 60.0
+_TICK_S = 1.0
+
+
+class OutageError(RuntimeError):
+    """No server gave a good answer for too long; what was generated is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRules:
+    """How prompts are asked and when one is given up.
+
+    `sampling_params` go to the server as they are. `seed` makes each prompt's sampling repeatable.
+    `max_attempts` and `max_empty_answers` bound what one prompt may cost. `on_length` says whether an
+    answer cut at its max_new_tokens is kept (and labelled) or set aside.
+    """
+
+    sampling_params: Mapping[str, Any]
+    seed: int | None = None
+    max_samples: int | None = None
+    max_attempts: int = 5
+    max_empty_answers: int = 3
+    on_length: Literal["keep", "reject"] = "keep"
+    outage_timeout_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    rendered: Rendered
+    attempt: int = 1
+    empty_answers: int = 0
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class DispatchCounts:
+    """What this process has done, for the progress line; the truth is in the log."""
+
+    answers: int = 0
+    completion_tokens: int = 0
+    retries: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    given_up: int = 0
+
+
+class Dispatcher:
+    """Generates for one dataset until its budget is reached or its prompts ran out."""
+
+    def __init__(
+        self,
+        *,
+        log: ResponseLog,
+        feeder_of: Callable[[Callable[[], None], Callable[[Unrenderable], None]], Feeder],
+        pool: ServerPool,
+        window: Window,
+        budget: TokenBudget,
+        rules: DispatchRules,
+        on_drain: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._pool = pool
+        self._window = window
+        self._budget = budget
+        self._rules = rules
+        self._on_drain = on_drain
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
+        self._numbers = itertools.count()
+        self._retries: dict[str, list[tuple[float, int, _Item]]] = {lane: [] for lane in window.lanes}
+        self._in_flight = 0
+        self._draining = False
+        self._stop: Exception | None = None
+        self._last_good_s = clock()
+        self._failing = False
+        self.counts = DispatchCounts()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this dataset that are with a server."""
+        return self._in_flight
+
+    async def run(self) -> None:
+        """Dispatch until done, then drain.
+
+        Raises:
+            OutageError: no server for outage_timeout_s.
+            ServerMisconfigured: no prompt can succeed.
+            AppendError: a row could not be written.
+        """
+        stops = (self._pool.subscribe(self._wake.set), self._window.subscribe(self._wake.set))
+        try:
+            async with asyncio.TaskGroup() as group:
+                feeding = group.create_task(self._feeder.run())
+                while not self._is_done():
+                    self._wake.clear()
+                    self._dispatch(group)
+                    self._check_outage()
+                    if not self._is_done():
+                        await self._sleep_until_woken()
+                feeding.cancel()
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from failures
+        finally:
+            for stop in stops:
+                stop()
+            self._begin_drain()
+        if self._stop is not None:
+            raise self._stop
+
+    def _is_done(self) -> bool:
+        return self._in_flight == 0 and (self._stop is not None or self._has_enough() or self._has_no_more())
+
+    def _has_enough(self) -> bool:
+        cap = self._rules.max_samples
+        return self._budget.reached or (cap is not None and self._log.progress.rows >= cap)
+
+    def _has_no_more(self) -> bool:
+        return self._feeder.is_empty and not any(self._retries.values())
+
+    def _dispatch(self, group: asyncio.TaskGroup) -> None:
+        """Fill the window as far as budget, servers and ready prompts allow."""
+        if self._stop is not None:
+            return
+        for lane in self._window.lanes:
+            while self._pool.is_up and self._window.has_room(lane) and self._may_send_more():
+                item = self._next_item(lane)
+                if item is None:
+                    break
+                number = next(self._numbers)
+                self._window.take(lane)
+                self._budget.dispatched(
+                    number, now_s=self._clock(), max_new_tokens=item.rendered.max_new_tokens
+                )
+                self._in_flight += 1
+                group.create_task(self._ask(number, item))
+        if self._has_no_more():
+            self._begin_drain()
+
+    def _may_send_more(self) -> bool:
+        cap = self._rules.max_samples
+        if cap is not None and self._log.progress.rows + self._in_flight >= cap:
+            allowed = False
+        else:
+            allowed = self._budget.may_dispatch(now_s=self._clock())
+        if not allowed:
+            self._begin_drain()
+        return allowed
+
+    def _next_item(self, lane: str) -> _Item | None:
+        retries = self._retries[lane]
+        if retries and retries[0][0] <= self._clock():
+            return heapq.heappop(retries)[2]
+        return _Item(self._feeder.take(lane)) if self._feeder.peek(lane) else None
+
+    def _begin_drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._on_drain()
+
+    async def _ask(self, number: int, item: _Item) -> None:
+        """One attempt at one prompt; every way out frees the slot and settles the budget."""
+        counted = False
+        started_s = self._clock()
+        try:
+            async with self._pool.lease() as client:
+                answer = await client.generate(self._request(item))
+            server = client.base_url
+            if refusal := self._refusal(answer, item):
+                self._handle_refusal(refusal, item)
+                return
+            self._log.append(
+                self._to_response(answer, item, server=server, latency_s=self._clock() - started_s),
+                position=item.rendered.position,
+            )
+            self._budget.completed(number, completion_tokens=answer.completion_tokens, now_s=self._clock())
+            counted = True
+            self._count_good(answer)
+        except RequestFailed as exc:
+            self._handle_failure(exc, item)
+        except PromptRefused as exc:
+            self._set_aside(item, exc.reason, str(exc), permanent=True, status=exc.status)
+        except ServerMisconfigured as exc:
+            self._stop = self._stop or exc
+        finally:
+            if not counted:
+                self._budget.dropped(number)
+            self._in_flight -= 1
+            self._window.free(item.rendered.lane)
+            self._wake.set()
+
+    def _request(self, item: _Item) -> GenerationRequest:
+        params = {**self._rules.sampling_params, "max_new_tokens": item.rendered.max_new_tokens}
+        if self._rules.seed is not None:
+            params["sampling_seed"] = hash_id(f"{self._rules.seed}:{item.rendered.prompt.id}") & 0x7FFFFFFF
+        return GenerationRequest(
+            rid=f"draftmill-{uuid.uuid4().hex}", input_ids=item.rendered.input_ids, sampling_params=params
+        )
+
+    def _to_response(self, answer: Generation, item: _Item, *, server: str, latency_s: float) -> Response:
+        rendered = item.rendered
+        extra: dict[str, Any] = {"max_new_tokens": rendered.max_new_tokens}
+        if rendered.prompt.meta:
+            extra["meta"] = rendered.prompt.meta
+        return Response(
+            id=rendered.prompt.id,
+            turn=0,
+            input_ids=rendered.input_ids,
+            output_ids=answer.output_ids,
+            text=answer.text,
+            finish_reason=answer.finish_reason,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            cached_tokens=answer.cached_tokens,
+            attempt=item.attempt,
+            lane=rendered.lane,
+            server=server,
+            latency_s=round(latency_s, 3),
+            finished_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            extra=extra,
+        )
+
+    def _refusal(self, answer: Generation, item: _Item) -> tuple[str, str] | None:
+        """Why a whole answer is not kept, or None."""
+        if answer.is_empty:
+            return "empty_answer", f"{item.empty_answers + 1} answers held nothing but the stop token"
+        if answer.finish_reason == "length" and self._rules.on_length == "reject":
+            return "cut_by_length", f"the answer reached max_new_tokens ({item.rendered.max_new_tokens})"
+        return None
+
+    def _handle_refusal(self, refusal: tuple[str, str], item: _Item) -> None:
+        self._last_good_s, self._failing = self._clock(), False  # the server works; it is the answer
+        reason, detail = refusal
+        if reason == "empty_answer" and item.empty_answers + 1 < self._rules.max_empty_answers:
+            self._ask_again(replace(item, attempt=item.attempt + 1, empty_answers=item.empty_answers + 1))
+        else:
+            self._set_aside(item, reason, detail, permanent=True, status=200)
+
+    def _handle_failure(self, exc: RequestFailed, item: _Item) -> None:
+        self.counts.failures[exc.reason] = self.counts.failures.get(exc.reason, 0) + 1
+        self._failing = True
+        if not exc.costs_attempt:
+            self._ask_again(item)
+        elif item.attempt < self._rules.max_attempts:
+            self._ask_again(replace(item, attempt=item.attempt + 1))
+        else:
+            detail = f"{item.attempt} attempts failed, the last one with: {exc}"
+            self._set_aside(item, exc.reason, detail, permanent=False, status=exc.status)
+
+    def _ask_again(self, item: _Item) -> None:
+        """Queue a prompt for a later attempt, with full jitter (Brooker, AWS 2015); holds no slot."""
+        self.counts.retries += 1
+        ceiling = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0**item.tries)
+        due_s = self._clock() + random.uniform(0.0, ceiling)  # noqa: S311  jitter, not a secret
+        again = (due_s, next(self._numbers), replace(item, tries=item.tries + 1))
+        heapq.heappush(self._retries[item.rendered.lane], again)
+
+    def _set_aside(
+        self, item: _Item, reason: str, detail: str, *, permanent: bool, status: int | None
+    ) -> None:
+        rejected = Rejected(
+            id=item.rendered.prompt.id,
+            reason=reason,
+            detail=detail,
+            permanent=permanent,
+            stage="generate",
+            attempts=item.attempt,
+            status=status,
+        )
+        self._write_rejected(rejected, item.rendered.position)
+
+    def _set_aside_unrenderable(self, item: Unrenderable) -> None:
+        rejected = Rejected(
+            id=item.prompt.id,
+            reason=item.error.reason,
+            detail=item.error.detail,
+            permanent=True,
+            stage="generate",
+        )
+        self._write_rejected(rejected, item.position)
+
+    def _write_rejected(self, rejected: Rejected, position: int) -> None:
+        logger.warning("prompt %r set aside in rejected.jsonl: %s", rejected.id, rejected.detail)
+        self._log.reject(rejected, position=position)
+        self.counts.given_up += 1
+
+    def _count_good(self, answer: Generation) -> None:
+        self.counts.answers += 1
+        self.counts.completion_tokens += answer.completion_tokens
+        self._last_good_s, self._failing = self._clock(), False
+
+    def _check_outage(self) -> None:
+        """Stop when no server is up, or none gives a good answer, for longer than the time-out."""
+        silent_s = self._clock() - self._last_good_s if self._failing and not self._in_flight else 0.0
+        down_s = max(self._pool.down_for_s, silent_s)
+        if down_s > self._rules.outage_timeout_s and self._stop is None:
+            self._stop = OutageError(
+                f"no server gave an answer for {down_s:.0f} s (outage_timeout_s "
+                f"{self._rules.outage_timeout_s:g}); everything generated is kept, and the same command "
+                "goes on from here when the server is back"
+            )
+
+    async def _sleep_until_woken(self) -> None:
+        now_s = self._clock()
+        # A retry that is due already waits for a slot, a server or the budget: those wake us themselves.
+        due = [retries[0][0] - now_s for retries in self._retries.values() if retries]
+        timeout_s = min([_TICK_S, *(wait_s for wait_s in due if wait_s > 0)])
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain exception of a group: several tasks that fail at once fail for one reason."""
+    for failure in failures.exceptions:
+        return _first(failure) if isinstance(failure, BaseExceptionGroup) else failure
+    return failures

@@ -1,0 +1,155 @@
+"""Prompts rendered ahead of need, in dispatch order, lane by lane.
+
+Knows positions, lanes and the renderer; does not know servers or budgets. Invariants: each open prompt
+is offered once; what is held per prompt that waits is its position, and only a few are held rendered.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from tasks.core.progress import Progress
+from tasks.core.prompt_file import PromptFile
+from tasks.core.records import Prompt
+from tasks.core.rendering import Renderer, RenderError, fit_max_new_tokens
+from tasks.core.window import Lane
+
+READY_PER_LANE = 64
+PARKED_LIMIT = 4096  # positions read past because their lane had enough; bounds the look-ahead
+BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt ready to be sent; `input_ids` (prompt_tokens,) as the model will see them."""
+
+    position: int
+    prompt: Prompt
+    input_ids: list[int]
+    lane: str
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unrenderable:
+    """A prompt that cannot be sent, with the reason."""
+
+    position: int
+    prompt: Prompt
+    error: RenderError
+
+
+class Feeder:
+    """Keeps up to READY_PER_LANE rendered prompts in each lane.
+
+    Args:
+        lanes: "short" and "long"; prompts of long_prompt_tokens or more take the long one.
+        on_change: called when prompts became ready or ran out.
+        on_unrenderable: told of each prompt that cannot be sent.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptFile,
+        progress: Progress,
+        renderer: Renderer,
+        *,
+        lanes: dict[str, Lane],
+        long_prompt_tokens: int,
+        context_length: int | None,
+        executor: Executor,
+        on_change: Callable[[], None],
+        on_unrenderable: Callable[[Unrenderable], None],
+    ) -> None:
+        self._prompts = prompts
+        self._progress = progress
+        self._renderer = renderer
+        self._lanes = lanes
+        self._long_prompt_tokens = long_prompt_tokens
+        self._context_length = context_length
+        self._executor = executor
+        self._on_change = on_change
+        self._on_unrenderable = on_unrenderable
+        self._next = 0
+        self._ready: dict[str, deque[Rendered]] = {name: deque() for name in lanes}
+        self._parked: dict[str, deque[int]] = {name: deque() for name in lanes}
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        self._rendering = 0
+
+    def peek(self, lane: str) -> bool:
+        """Whether a prompt of this lane is ready."""
+        return bool(self._ready[lane])
+
+    def take(self, lane: str) -> Rendered:
+        """The next prompt of a lane; call `peek` first."""
+        item = self._ready[lane].popleft()
+        self._wanted.set()
+        return item
+
+    @property
+    def is_empty(self) -> bool:
+        """No prompt is ready and none will be."""
+        return (
+            self._next >= len(self._prompts)
+            and not self._rendering
+            and not any(self._ready.values())
+            and not any(self._parked.values())
+        )
+
+    async def run(self) -> None:
+        """Render until every prompt was offered; cancel it to stop early."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while positions := self._choose():
+                self._rendering = len(positions)
+                batch = await loop.run_in_executor(self._executor, self._render, positions)
+                self._rendering = 0
+                for item in batch:
+                    self._file(item)
+                self._on_change()
+            if self.is_empty:
+                self._on_change()
+                return
+
+    def _choose(self) -> list[int]:
+        """Positions to render now: parked ones of a hungry lane first, then new ones."""
+        hungry = [name for name, ready in self._ready.items() if len(ready) < READY_PER_LANE]
+        for name in hungry:
+            if parked := self._parked[name]:
+                return [parked.popleft() for _ in range(min(BATCH, len(parked)))]
+        if not hungry or sum(map(len, self._parked.values())) >= PARKED_LIMIT:
+            return []
+        chosen: list[int] = []
+        while self._next < len(self._prompts) and len(chosen) < BATCH:
+            if self._progress.is_open(self._next):
+                chosen.append(self._next)
+            self._next += 1
+        return chosen
+
+    def _file(self, item: Rendered | Unrenderable) -> None:
+        if isinstance(item, Unrenderable):
+            self._on_unrenderable(item)
+        elif len(self._ready[item.lane]) < READY_PER_LANE + BATCH:
+            self._ready[item.lane].append(item)
+        else:
+            self._parked[item.lane].append(item.position)
+
+    def _render(self, positions: list[int]) -> list[Rendered | Unrenderable]:
+        return [self._render_one(position) for position in positions]
+
+    def _render_one(self, position: int) -> Rendered | Unrenderable:
+        prompt = self._prompts.read(position)
+        try:
+            ids = self._renderer.render(prompt)
+            lane = self._lanes["long" if len(ids) >= self._long_prompt_tokens else "short"]
+            fitted = fit_max_new_tokens(
+                len(ids), max_new_tokens=lane.max_new_tokens, context_length=self._context_length
+            )
+        except RenderError as exc:
+            return Unrenderable(position, prompt, exc)
+        return Rendered(position, prompt, ids, lane.name, fitted)

@@ -1,0 +1,116 @@
+"""The task that generates one dataset, with its progress artifact.
+
+Knows Prefect's side of generation: which failures are worth a retry, and what the UI shows. The work is
+done in `tasks.generation`.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.exceptions import MissingContextError
+
+from serving.errors import ServerMisconfigured
+from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
+from tasks.core.append_file import AppendError
+from tasks.core.dataset_lock import DatasetLockedError
+from tasks.core.records import RecordError
+from tasks.core.run_file import hash_fingerprint
+from tasks.generation import GenerationResult, GenerationRules, GenerationStatus, generate_dataset
+from tasks.session import get_session
+
+logger = logging.getLogger(__name__)
+
+ARTIFACT_EVERY_S = 5.0
+_LASTING = (ServerMisconfigured, AppendError, DatasetLockedError, RecordError)
+
+
+def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
+    """Whether a failed generation may succeed by itself a little later."""
+    return not isinstance(state.data, _LASTING)
+
+
+@task(
+    name="generate-responses",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retry_condition_fn=is_worth_a_retry,
+)
+async def generate_responses(output_dir: Path, rules: GenerationRules) -> GenerationResult:
+    """Bring one prepared dataset of the current session to its budget."""
+    session = get_session()
+    key = make_checkpoint_key(
+        output_dir, fingerprint_sha256=hash_fingerprint(session.fingerprint), dataset=rules.name
+    )
+    async with _show_progress(rules.name) as show:
+        result = await generate_dataset(
+            output_dir / rules.name,
+            rules=rules,
+            resources=session.resources,
+            checkpoints=PrefectCheckpointStore(key),
+            on_status=show.update,
+        )
+    logger.info(result.to_line())
+    return result
+
+
+class _Progress:
+    """The latest status, for a side task: an artifact update must never hold up generation."""
+
+    def __init__(self) -> None:
+        self.latest: GenerationStatus | None = None
+
+    def update(self, status: GenerationStatus) -> None:
+        self.latest = status
+        logger.info(status.to_line())
+
+
+@contextlib.asynccontextmanager
+async def _show_progress(name: str) -> AsyncIterator[_Progress]:
+    progress = _Progress()
+    side = asyncio.create_task(_keep_artifact(name, progress))
+    try:
+        yield progress
+    finally:
+        side.cancel()
+        await asyncio.gather(side, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ARTIFACT_EVERY_S):
+                await _write_artifact(name, progress, None)
+
+
+async def _keep_artifact(name: str, progress: _Progress) -> None:
+    artifact: Any = None
+    while True:
+        artifact = await _write_artifact(name, progress, artifact)
+        await asyncio.sleep(ARTIFACT_EVERY_S)
+
+
+async def _write_artifact(name: str, progress: _Progress, artifact: Any) -> Any:
+    """Create or update the artifact; whatever Prefect's server does meanwhile is none of our business."""
+    status = progress.latest
+    if status is None:
+        return artifact
+    share, text = min(100.0, 100.0 * status.share), status.to_line()
+    try:
+        if artifact is not None:
+            await aupdate_progress_artifact(artifact, share, description=text)
+            return artifact
+        return await acreate_progress_artifact(share, key=artifact_key("progress", name), description=text)
+    except MissingContextError:
+        return artifact
+    except Exception as exc:  # noqa: BLE001  shown, not needed: generation goes on without it
+        logger.debug("progress artifact of %s not written: %s", name, exc)
+        return artifact
+
+
+def artifact_key(kind: str, name: str) -> str:
+    """A key as Prefect wants them: lowercase letters, numbers and dashes."""
+    return "".join(char if char.isalnum() else "-" for char in f"{kind}-{name}".lower()).strip("-")

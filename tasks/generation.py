@@ -1,0 +1,363 @@
+"""Generate one dataset: resume, dispatch, checkpoint, say how it ended.
+
+The place where the core and serving meet. Knows the order of things; each thing lives elsewhere.
+Invariant: however it ends, what the log holds is checkpointed if there was a second to do it, and a
+dataset that is neither at its budget nor out of prompts ends with an error.
+"""
+
+import asyncio
+import contextlib
+import logging
+from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from serving.pool import ServerPool
+from tasks.core.budget import BudgetPolicy, TokenBudget
+from tasks.core.dataset_lock import hold_dataset_lock
+from tasks.core.forecast import LengthForecast
+from tasks.core.prepare import open_prompts, read_report
+from tasks.core.records import Response
+from tasks.core.rendering import Renderer
+from tasks.core.response_log import ResponseLog, ResumePoint
+from tasks.core.window import Window
+from tasks.dispatch import Dispatcher, DispatchRules
+from tasks.feed import Feeder, Unrenderable
+from tasks.turn import Turn
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["complete", "exhausted"]
+
+
+class CheckpointStore(Protocol):
+    """Where one dataset's checkpoint lives."""
+
+    async def load(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None when there is none that can be trusted."""
+
+    async def save(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the checkpoint."""
+
+
+class GenerationIncompleteError(RuntimeError):
+    """Prompts are left that failed for reasons that may pass; a resume asks them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRules:
+    """How one dataset is generated, beyond what the shared resources decide."""
+
+    name: str
+    budget_tokens: int
+    dispatch: DispatchRules
+    budget_policy: BudgetPolicy = "forecast"
+    long_prompt_tokens: int = 4096
+    expected_mean_tokens: float | None = None
+    checkpoint_every_s: float = 5.0
+    report_every_s: float = 5.0
+    retry_rejected: bool = False
+
+
+@dataclass(slots=True)
+class Resources:
+    """What the datasets of one run share: servers, window, renderer, threads, and whose turn it is.
+
+    `turn` bounds how many datasets dispatch at the same time; a dataset gives it up when its drain
+    begins, so that the next one fills the window meanwhile.
+    """
+
+    pool: ServerPool
+    window: Window
+    renderer: Renderer
+    context_length: int | None
+    turn: Turn
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "render"))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStatus:
+    """A look at a running dataset, for progress lines and artifacts."""
+
+    name: str
+    rows: int
+    prompts: int
+    completion_tokens: int
+    budget_tokens: int
+    in_flight: int
+    retries: int
+    given_up: int
+    tokens_per_s: float
+
+    @property
+    def share(self) -> float:
+        """Completed tokens over the budget, 0 to 1 and beyond."""
+        return self.completion_tokens / self.budget_tokens if self.budget_tokens else 1.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the budget at the present speed; None when nothing moves."""
+        left = self.budget_tokens - self.completion_tokens
+        if left <= 0:
+            return 0.0
+        return left / self.tokens_per_s if self.tokens_per_s > 0 else None
+
+    def to_line(self) -> str:
+        """One line for a log."""
+        eta = "-" if self.eta_s is None else f"{self.eta_s / 60:.1f} min"
+        return (
+            f"{self.name}: {self.completion_tokens:,} of {self.budget_tokens:,} tokens ({self.share:.0%}), "
+            f"{self.rows} of {self.prompts} prompts, {self.in_flight} in flight, "
+            f"{self.tokens_per_s:,.0f} tok/s, ETA {eta}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """How a dataset's generation ended."""
+
+    name: str
+    outcome: Outcome
+    rows: int
+    new_rows: int
+    prompts: int
+    completion_tokens: int
+    budget_tokens: int
+    resumed: str
+
+    def to_line(self) -> str:
+        """One line for a log."""
+        made = f"{self.new_rows} new responses" if self.new_rows else "nothing new was needed"
+        end = f"{self.rows} responses, {self.completion_tokens:,} of {self.budget_tokens:,} tokens"
+        if self.outcome == "complete":
+            return f"{self.name} is complete: {end} ({made})"
+        short = self.budget_tokens - self.completion_tokens
+        used_up = f"all {self.prompts} prompts used, {short:,} tokens short"
+        return f"{self.name} is exhausted: {used_up}; {end} ({made})"
+
+
+async def generate_dataset(
+    folder: Path,
+    *,
+    rules: GenerationRules,
+    resources: Resources,
+    checkpoints: CheckpointStore,
+    on_status: Callable[[GenerationStatus], None],
+) -> GenerationResult:
+    """Bring one prepared dataset to its budget, resuming from whatever is on disk.
+
+    Raises:
+        DatasetLockedError: another process generates it.
+        GenerationIncompleteError: prompts are left that may still succeed.
+        OutageError, ServerMisconfigured, AppendError, RecordError: as their own docs say.
+    """
+    with hold_dataset_lock(folder), contextlib.closing(open_prompts(folder)) as prompts:
+        report = read_report(folder)
+        prompts_key = report.key if report is not None else "unknown"
+        log = ResponseLog(folder, prompts)
+        try:
+            forecast, resumed = await _resume(log, rules, checkpoints, prompts_key)
+            logger.info("%s: %s", rules.name, resumed)
+            rows_before = log.progress.rows
+            if not _is_finished(log, rules):
+                run = _Run(rules, log, forecast, checkpoints, prompts_key, on_status)
+                await run.generate(prompts, resources)
+            return _conclude(log, rules, rows_before, resumed)
+        finally:
+            log.close()
+
+
+async def _resume(
+    log: ResponseLog, rules: GenerationRules, checkpoints: CheckpointStore, prompts_key: str
+) -> tuple[LengthForecast, str]:
+    checkpoint = await checkpoints.load()
+    forecast = _restore_forecast(checkpoint, rules)
+    scanned = array("q")
+
+    def learn(response: Response) -> None:
+        scanned.append(response.completion_tokens)
+
+    def say(rows: int) -> None:
+        logger.info("%s: %d rows counted so far", rules.name, rows)
+
+    point = await asyncio.to_thread(
+        log.resume, checkpoint, prompts_key=prompts_key, on_response=learn, on_scan=say
+    )
+    if not point.from_checkpoint:
+        forecast = LengthForecast(prior_mean_tokens=rules.expected_mean_tokens)
+    for tokens in scanned:
+        forecast.observe(tokens, max_new_tokens=max(tokens + 1, 2))
+    if rules.retry_rejected:
+        log.progress.set_aside[:] = 0
+    return forecast, _describe(point, log)
+
+
+def _restore_forecast(checkpoint: dict[str, Any] | None, rules: GenerationRules) -> LengthForecast:
+    try:
+        state = (checkpoint or {})["lengths"]
+        return LengthForecast.restore(state, prior_mean_tokens=rules.expected_mean_tokens)
+    except (KeyError, TypeError, ValueError):
+        return LengthForecast(prior_mean_tokens=rules.expected_mean_tokens)
+
+
+def _describe(point: ResumePoint, log: ResponseLog) -> str:
+    progress = log.progress
+    if not progress.rows:
+        text = "starts from nothing"
+    else:
+        how = "from the checkpoint" if point.from_checkpoint else "by counting every row"
+        text = (
+            f"resumes with {progress.rows} responses and {progress.completion_tokens:,} tokens on disk "
+            f"({how}, {point.scanned_rows} rows read)"
+        )
+    if point.cut_bytes:
+        text += f"; a torn last line of {point.cut_bytes} bytes was cut, its prompt is asked again"
+    if progress.duplicates:
+        text += f"; {progress.duplicates} duplicate rows are not counted"
+    return f"{text}; {point.note}" if point.note else text
+
+
+def _is_finished(log: ResponseLog, rules: GenerationRules) -> bool:
+    progress, cap = log.progress, rules.dispatch.max_samples
+    if progress.completion_tokens >= rules.budget_tokens or (cap is not None and progress.rows >= cap):
+        return True
+    return progress.open_prompts == 0
+
+
+def _conclude(log: ResponseLog, rules: GenerationRules, rows_before: int, resumed: str) -> GenerationResult:
+    progress, cap = log.progress, rules.dispatch.max_samples
+    reached = progress.completion_tokens >= rules.budget_tokens or (cap is not None and progress.rows >= cap)
+    if not reached and progress.open_prompts:
+        raise GenerationIncompleteError(
+            f"{rules.name}: {progress.open_prompts} prompts are left that failed for reasons that may pass "
+            f"(see rejected.jsonl); {progress.completion_tokens:,} of {rules.budget_tokens:,} tokens are on "
+            "disk. Run the same command again to ask them again"
+        )
+    return GenerationResult(
+        name=rules.name,
+        outcome="complete" if reached else "exhausted",
+        rows=progress.rows,
+        new_rows=progress.rows - rows_before,
+        prompts=len(progress.done),
+        completion_tokens=progress.completion_tokens,
+        budget_tokens=rules.budget_tokens,
+        resumed=resumed,
+    )
+
+
+class _Run:
+    """One generation with its side tasks: checkpoints and progress."""
+
+    def __init__(
+        self,
+        rules: GenerationRules,
+        log: ResponseLog,
+        forecast: LengthForecast,
+        checkpoints: CheckpointStore,
+        prompts_key: str,
+        on_status: Callable[[GenerationStatus], None],
+    ) -> None:
+        self._rules = rules
+        self._log = log
+        self._forecast = forecast
+        self._checkpoints = checkpoints
+        self._prompts_key = prompts_key
+        self._on_status = on_status
+        self._recent: list[tuple[float, int]] = []
+
+    async def generate(self, prompts: Any, resources: Resources) -> None:
+        async with resources.turn.hold(self._rules.name) as give_up_turn:
+            dispatcher = self._dispatcher(prompts, resources, give_up_turn)
+            side = (
+                asyncio.create_task(self._keep_checkpoints()),
+                asyncio.create_task(self._report(dispatcher)),
+            )
+            try:
+                await dispatcher.run()
+            finally:
+                for task in side:
+                    task.cancel()
+                await asyncio.gather(*side, return_exceptions=True)
+                await asyncio.shield(self._checkpoint())
+                self._on_status(self._status(dispatcher))
+
+    def _dispatcher(self, prompts: Any, resources: Resources, on_drain: Callable[[], None]) -> Dispatcher:
+        def make_feeder(
+            on_change: Callable[[], None], on_unrenderable: Callable[[Unrenderable], None]
+        ) -> Feeder:
+            return Feeder(
+                prompts,
+                self._log.progress,
+                resources.renderer,
+                lanes=resources.window.lanes,
+                long_prompt_tokens=self._rules.long_prompt_tokens,
+                context_length=resources.context_length,
+                executor=resources.threads,
+                on_change=on_change,
+                on_unrenderable=on_unrenderable,
+            )
+
+        budget = TokenBudget(
+            budget_tokens=self._rules.budget_tokens,
+            completed_tokens=self._log.progress.completion_tokens,
+            policy=self._rules.budget_policy,
+            forecast=self._forecast,
+        )
+        return Dispatcher(
+            log=self._log,
+            feeder_of=make_feeder,
+            pool=resources.pool,
+            window=resources.window,
+            budget=budget,
+            rules=self._rules.dispatch,
+            on_drain=on_drain,
+        )
+
+    async def _keep_checkpoints(self) -> None:
+        while True:
+            await asyncio.sleep(self._rules.checkpoint_every_s)
+            await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        """Save what is on disk now; a failure is logged, for the log itself is the truth."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        snapshot = self._log.progress.to_checkpoint(prompts_key=self._prompts_key, updated_at=now)
+        snapshot["lengths"] = self._forecast.save()
+        try:
+            await asyncio.to_thread(self._log.sync)
+            await self._checkpoints.save(snapshot)
+        except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
+            logger.warning(
+                "%s: the checkpoint could not be saved (%s); generation goes on", self._rules.name, exc
+            )
+
+    async def _report(self, dispatcher: Dispatcher) -> None:
+        while True:
+            self._on_status(self._status(dispatcher))
+            await asyncio.sleep(self._rules.report_every_s)
+
+    def _status(self, dispatcher: Dispatcher) -> GenerationStatus:
+        progress = self._log.progress
+        return GenerationStatus(
+            name=self._rules.name,
+            rows=progress.rows,
+            prompts=len(progress.done),
+            completion_tokens=progress.completion_tokens,
+            budget_tokens=self._rules.budget_tokens,
+            in_flight=dispatcher.in_flight,
+            retries=dispatcher.counts.retries,
+            given_up=dispatcher.counts.given_up,
+            tokens_per_s=self._speed(progress.completion_tokens),
+        )
+
+    def _speed(self, completion_tokens: int) -> float:
+        """Tokens per second over the last minute of reports."""
+        now_s = asyncio.get_running_loop().time()
+        self._recent = [(at, tokens) for at, tokens in self._recent if now_s - at <= 60.0]
+        self._recent.append((now_s, completion_tokens))
+        (first_s, first_tokens), span_s = self._recent[0], now_s - self._recent[0][0]
+        return (completion_tokens - first_tokens) / span_s if first_s < now_s else 0.0

@@ -1,0 +1,74 @@
+"""The task that turns a dataset's source into prompts.jsonl."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.core.dataset_lock import hold_dataset_lock
+from tasks.core.prepare import PrepareOptions, PrepareReport
+from tasks.core.prepare import prepare_prompts as prepare
+from tasks.core.run_file import update_run_file
+from tasks.core.sources import hash_source, resolve_source
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRequest:
+    """One dataset to prepare under a run's folder.
+
+    `fingerprint` is the run's, without datasets; `details` are recorded and decide nothing.
+    """
+
+    output_dir: Path
+    source: str
+    options: PrepareOptions
+    fingerprint: Mapping[str, Any]
+    details: Mapping[str, Any]
+    accept_changed: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where the dataset lives."""
+        return self.output_dir / self.options.name
+
+
+@task(name="prepare-prompts", cache_policy=NO_CACHE, persist_result=False)
+async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
+    """Prepare one dataset in a worker thread; returns what became of its rows."""
+    report = await asyncio.to_thread(_prepare, request)
+    logger.info(
+        "%s: %d rows are %d prompts, %d duplicates and %d rejected%s",
+        request.options.name, report.rows_read, report.prompts, report.duplicates,
+        sum(report.rejected.values()), " (prepared before)" if report.reused else "",
+    )  # fmt: skip
+    return report
+
+
+def _prepare(request: PrepareRequest) -> PrepareReport:
+    """The fingerprint is checked before anything is written: a refused change leaves the folder as it is."""
+    options = request.options
+    paths = resolve_source(request.source, base=Path.cwd())
+    source_sha256 = hash_source(paths)
+    own = {
+        "adapter": options.adapter,
+        "source_sha256": source_sha256,
+        "system_prompt": options.system_prompt,
+        "chat_template_kwargs": dict(options.chat_template_kwargs),
+    }
+    with hold_dataset_lock(request.folder):
+        update_run_file(
+            request.output_dir,
+            fingerprint={**request.fingerprint, "datasets": {options.name: own}},
+            details={"datasets": {options.name: {"source": request.source, **request.details}}},
+            now=datetime.now(UTC).isoformat(timespec="seconds"),
+            accept_changed=request.accept_changed,
+        )
+        return prepare(request.folder, paths, options=options, source_sha256=source_sha256)

@@ -1,0 +1,195 @@
+"""A server that speaks SGLang's protocol without a model, with as many faults as a test asks for.
+
+Usage: python fake_sglang.py --port 0 --ready-file FILE [--faults JSON] [--latency-s S] ...
+Answers depend on the prompt alone, so a test can say what each must be. Standard library only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+VOCAB_SIZE = 1024
+STOP_ID = 2
+
+
+def expected_answer(input_ids, max_new_tokens, mean_tokens):
+    """The ids and finish reason that the fake gives to a prompt."""
+    seed = hashlib.sha256(json.dumps(input_ids).encode()).digest()
+    rng = random.Random(seed)
+    length = max(2, round(rng.lognormvariate(0, 0.6) * mean_tokens / 1.2))
+    ids = [rng.randrange(100, 1000) for _ in range(length - 1)] + [STOP_ID]
+    if length > max_new_tokens:
+        return ids[:max_new_tokens], {"type": "length", "length": max_new_tokens}
+    return ids, {"type": "stop", "matched": STOP_ID}
+
+
+class FakeServer:
+    """Answers at once or at a given speed, and badly as often as told.
+
+    `faults` maps a fault's name to its probability per request: status_500, status_503, reset, hang,
+    half, abort, empty, wrong_count, foreign_id; `poison` is an id that gets a 400 when a prompt has it.
+    """
+
+    def __init__(self, *, latency_s=0.0, tokens_per_s=0.0, mean_tokens=40, faults=None, poison=None, seed=0):
+        self.latency_s = latency_s
+        self.tokens_per_s = tokens_per_s
+        self.mean_tokens = mean_tokens
+        self.faults = dict(faults or {})
+        self.poison = poison
+        self.rng = random.Random(seed)
+        self.counts = Counter()
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.answered = Counter()
+        self.seen = []
+        self.context_length = 2048
+        self._server = None
+        self._connections = set()
+
+    async def start(self, port=0):
+        """Listen on loopback; returns the base URL."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{self.port}"
+
+    async def stop(self):
+        """Stop as a killed process would: no goodbye to anybody."""
+        self._server.close()
+        for writer in list(self._connections):
+            writer.transport.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._server.wait_closed(), 5)
+
+    async def _serve(self, reader, writer):
+        self._connections.add(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                lines = head.decode().split("\r\n")
+                method, path, _ = lines[0].split(" ")
+                headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self._answer(method, path, body, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _answer(self, method, path, body, writer):
+        if path == "/generate":
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            try:
+                await self._generate(json.loads(body), writer)
+            finally:
+                self.in_flight -= 1
+            return
+        pages = {
+            "/ready": {},
+            "/model_info": {"model_path": "fake", "tokenizer_path": "fake", "weight_version": "default"},
+            "/server_info": {"context_length": self.context_length, "max_total_num_tokens": 100000},
+            "/abort_request": {},
+            "/stats": {"answered": dict(self.answered), "most_in_flight": self.most_in_flight},
+        }
+        if path in pages:
+            await self._send(writer, 200, pages[path])
+        else:
+            await self._send(writer, 404, {"detail": "Not Found"})
+
+    async def _generate(self, request, writer):
+        ids, params = request["input_ids"], request["sampling_params"]
+        self.seen.append(request)
+        fault = self._draw()
+        self.counts[fault or "good"] += 1
+        if not ids or min(ids) < 0 or max(ids) >= VOCAB_SIZE:
+            os._exit(1)  # as the real one does
+        if self.poison is not None and self.poison in ids:
+            await self._send(writer, 400, {"error": {"message": "poison"}})
+            return
+        output, finish = expected_answer(ids, params.get("max_new_tokens", 128), self.mean_tokens)
+        seconds = self.latency_s + (len(output) / self.tokens_per_s if self.tokens_per_s else 0.0)
+        if seconds:
+            await asyncio.sleep(seconds)
+        if fault == "reset":
+            writer.transport.abort()
+            return
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        if fault and fault.startswith("status_"):
+            await self._send(writer, int(fault[7:]), {"error": {"message": fault}})
+            return
+        if fault == "abort":
+            output, finish = output[:1], {"type": "abort", "message": "Aborted"}
+        if fault == "empty":
+            output, finish = [STOP_ID], {"type": "stop", "matched": STOP_ID}
+        count = len(output) + (fault == "wrong_count")
+        if fault == "foreign_id":
+            output = [*output[:-1], VOCAB_SIZE]
+        meta = {
+            "id": request["rid"],
+            "finish_reason": finish,
+            "prompt_tokens": len(ids),
+            "completion_tokens": count,
+            "cached_tokens": 0,
+        }
+        reply = {"text": "x" * 10, "output_ids": output, "meta_info": meta}
+        if request.get("return_prompt_token_ids"):
+            reply["prompt_token_ids"] = ids
+        if fault is None:
+            self.answered[hashlib.sha256(json.dumps(ids).encode()).hexdigest()] += 1
+        await self._send(writer, 200, reply, cut=fault == "half")
+
+    def _draw(self):
+        for name, chance in self.faults.items():
+            if self.rng.random() < chance:
+                return name
+        return None
+
+    async def _send(self, writer, status, value, *, cut=False):
+        body = json.dumps(value).encode()
+        if cut:
+            body = body[: len(body) // 2]
+        head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+
+
+async def _main(options):
+    server = FakeServer(
+        latency_s=options.latency_s,
+        tokens_per_s=options.tokens_per_s,
+        mean_tokens=options.mean_tokens,
+        faults=json.loads(options.faults),
+        seed=options.seed,
+    )
+    url = await server.start(options.port)
+    _announce(Path(options.ready_file), url)
+    await asyncio.Event().wait()
+
+
+def _announce(path, url):
+    temp = path.with_suffix(".tmp")
+    temp.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    temp.replace(path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--ready-file", required=True)
+    parser.add_argument("--faults", default="{}")
+    parser.add_argument("--latency-s", type=float, default=0.0)
+    parser.add_argument("--tokens-per-s", type=float, default=0.0)
+    parser.add_argument("--mean-tokens", type=float, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(parser.parse_args()))
+    sys.exit(0)
