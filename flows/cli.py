@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+
+from flows.console import make_console
 
 app = typer.Typer(
     name="draftmill",
@@ -113,7 +114,7 @@ def stats(
     if as_json:
         typer.echo(json.dumps(stats_to_json(found), indent=1))
     else:
-        Console().print(stats_table(found))
+        make_console().print(stats_table(found))
 
 
 @app.command()
@@ -195,15 +196,13 @@ def _run_flow(parameters: Any) -> int:
 
 
 def _run_on_server(parameters: Any, ui: str | None) -> int:
-    import asyncio
-
+    from flows.interrupts import run_until_interrupted
     from flows.run_command import run_pipeline
 
-    try:
-        return asyncio.run(run_pipeline(parameters, ui))
-    except KeyboardInterrupt:
+    code = run_until_interrupted(run_pipeline(parameters, ui), exit_code=EXIT_INTERRUPTED)
+    if code == EXIT_INTERRUPTED:
         _say("interrupted; everything generated is saved. Run the same command again to go on")
-        return EXIT_INTERRUPTED
+    return code
 
 
 def _collect_stats(output_dir: Path) -> list[Any]:

@@ -5,6 +5,7 @@ import logging
 from prefect.logging.handlers import APILogHandler
 
 _OURS = ("flows", "tasks", "serving")
+_PREFECTS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 def show_our_logs() -> None:
@@ -18,3 +19,17 @@ def show_our_logs() -> None:
             logger.setLevel(logging.INFO)
         if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
             logger.addHandler(APILogHandler())
+    for name in _PREFECTS:
+        logger = logging.getLogger(name)
+        if _spare_the_traceback not in logger.filters:
+            logger.addFilter(_spare_the_traceback)
+
+
+def _spare_the_traceback(record: logging.LogRecord) -> bool:
+    """Our own errors are written for people, with what to do; a traceback would only hide the sentence."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if error is not None and type(error).__module__.split(".", 1)[0] in _OURS:
+        record.exc_info = None
+        record.exc_text = None
+        record.msg, record.args = "%s: %s", (type(error).__name__, error)
+    return True

@@ -66,7 +66,7 @@ async def generate_drafter_data(parameters: RunParameters) -> RunReport:
 async def _generate_all(
     parameters: RunParameters, datasets: list[DatasetSettings]
 ) -> tuple[list[GenerationResult], dict[str, str]]:
-    """Start the datasets in order, each when the one before it waits for its turn; one that fails is noted."""
+    """Start the datasets in order, each when the one before waits for its turn; note those that fail."""
     turn = get_session().resources.turn
     running: list[asyncio.Task[GenerationResult | str]] = []
     async with asyncio.TaskGroup() as group:

@@ -5,21 +5,21 @@ import sys
 import typer
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
-from rich.console import Console
 
+from flows.console import make_console
 from flows.parameters import RunParameters
 from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
 from tasks.core.stats_views import stats_table
-
-_LOG_WIDTH = 160  # of a file or a pipe, which wraps nothing
 
 
 async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
     """Run the flow on the server at `ui`, or on the one that Prefect knows; returns the exit code."""
     api = {PREFECT_API_URL: f"{ui}/api"} if ui else {}
     with temporary_settings(api):
-        state = await generate_drafter_data(parameters, return_state=True)
-        await APILogHandler.aflush()  # before the server goes, else each line waits for its retries
+        try:
+            state = await generate_drafter_data(parameters, return_state=True)
+        finally:
+            await APILogHandler.aflush()  # before the server goes, else each line waits for its retries
     outcome = await state.aresult(raise_on_failure=False)
     if isinstance(outcome, RunReport):
         _print_report(outcome)
@@ -33,9 +33,7 @@ async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
 
 
 def _print_report(report: RunReport) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console.width = _LOG_WIDTH
+    console = make_console()
     console.print()
     console.print(stats_table(report.stats))
     if report.results and not any(result.new_rows for result in report.results):

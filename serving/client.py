@@ -4,6 +4,7 @@ Knows paths, time-outs and how httpx failures translate; does not retry, count o
 Invariant: a method returns a checked value or raises a `ServingError`; no httpx error escapes.
 """
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,10 +13,17 @@ from typing import Any, Self
 import httpx
 import orjson
 
-from serving.errors import BadReply, RequestTimedOut, ServerMisconfigured, ServerUnreachable
+from serving.errors import (
+    BadReply,
+    RequestFailed,
+    RequestTimedOut,
+    ServerMisconfigured,
+    ServerUnreachable,
+)
 from serving.protocol import Generation, GenerationRequest, read_error, read_generation
 
 CONTROL_TIMEOUT_S = 20.0
+CONNECT_TIMEOUT_S = 10.0
 
 
 class SGLangClient:
@@ -28,6 +36,9 @@ class SGLangClient:
         request_timeout_s: how long one answer may take in all.
         max_connections: requests that may be in flight at once.
         transport: for tests.
+
+    Raises:
+        ServerMisconfigured: the URL or the key cannot be used.
     """
 
     def __init__(
@@ -42,15 +53,21 @@ class SGLangClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._vocab_size = vocab_size
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.AsyncClient(
-            base_url=self.base_url,
-            headers=headers,
-            timeout=httpx.Timeout(request_timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
-            transport=transport,
-            trust_env=False,  # a proxy of the environment must never see prompts meant for this address
-        )
+        self._request_timeout_s = request_timeout_s
+        headers = _to_headers(api_key)
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=self.base_url,
+                headers=headers,
+                timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(
+                    max_connections=max_connections, max_keepalive_connections=max_connections
+                ),
+                transport=transport,
+                trust_env=False,  # a proxy of the environment must never see prompts meant for this address
+            )
+        except httpx.InvalidURL as exc:
+            raise ServerMisconfigured(f"{self.base_url}: not a usable URL ({exc})") from exc
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Ask for one answer.
@@ -90,7 +107,7 @@ class SGLangClient:
         """None when ready, else why not, in a few words."""
         try:
             reply = await self._send("GET", "/ready", timeout=CONTROL_TIMEOUT_S)
-        except (ServerUnreachable, RequestTimedOut) as exc:
+        except RequestFailed as exc:
             return str(exc)
         if reply.status_code == httpx.codes.OK:
             return None
@@ -136,13 +153,29 @@ class SGLangClient:
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            return await self._http.request(method, path, **options)
+            # httpx bounds each read; an answer that trickles in would never end.
+            async with asyncio.timeout(options.get("timeout", self._request_timeout_s)):
+                return await self._http.request(method, path, **options)
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as exc:
             raise ServerMisconfigured(f"{self.base_url}: not a usable URL ({exc})") from exc
-        except (httpx.ReadTimeout, httpx.WriteTimeout) as exc:
+        except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout) as exc:
             raise RequestTimedOut(
                 f"{self.base_url}{path}: no answer in time ({type(exc).__name__})", server=self.base_url
+            ) from exc
+        except httpx.DecodingError as exc:
+            raise BadReply(
+                f"{self.base_url}{path}: the body cannot be decoded ({exc})", server=self.base_url, status=200
             ) from exc
         except httpx.TransportError as exc:
             what = str(exc) or type(exc).__name__
             raise ServerUnreachable(f"{self.base_url}: {what}", server=self.base_url) from exc
+
+
+def _to_headers(api_key: str | None) -> dict[str, str]:
+    """The key as a header; checked here, for h11 puts a header it refuses into its error, key and all."""
+    key = (api_key or "").strip()
+    if not key:
+        return {}
+    if not (key.isascii() and key.isprintable()):
+        raise ServerMisconfigured("the api key holds characters that an HTTP header cannot carry")
+    return {"Authorization": f"Bearer {key}"}

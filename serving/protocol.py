@@ -86,18 +86,16 @@ def read_generation(body: bytes, *, request: GenerationRequest, vocab_size: int,
         raise GenerationAborted(
             f"{server}: {request.rid} was aborted by the server ({message})", server=server, status=200
         )
-    if kind not in FINISH_REASONS:
+    if not isinstance(kind, str) or kind not in FINISH_REASONS:
         raise bad(f"finish_reason is {finish!r}")
-    ids, prompt_tokens, completion_tokens = (
-        reply.get("output_ids"),
-        meta.get("prompt_tokens"),
-        meta.get("completion_tokens"),
-    )
+    ids = reply.get("output_ids")
+    prompt_tokens, completion_tokens = meta.get("prompt_tokens"), meta.get("completion_tokens")
+    cached_tokens = meta.get("cached_tokens") or 0
     if not isinstance(ids, list) or not _all_ids(ids, vocab_size):
         raise bad(f"output_ids are not a list of ids in [0, {vocab_size})")
-    if len(ids) != completion_tokens:
+    if type(completion_tokens) is not int or len(ids) != completion_tokens:
         raise bad(f"{len(ids)} output_ids, but completion_tokens is {completion_tokens}")
-    if prompt_tokens != len(request.input_ids):
+    if type(prompt_tokens) is not int or prompt_tokens != len(request.input_ids):
         raise bad(f"prompt_tokens is {prompt_tokens}, but {len(request.input_ids)} ids were sent")
     return Generation(
         output_ids=ids,
@@ -105,7 +103,7 @@ def read_generation(body: bytes, *, request: GenerationRequest, vocab_size: int,
         finish_reason=kind,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
-        cached_tokens=int(meta.get("cached_tokens") or 0),
+        cached_tokens=cached_tokens if type(cached_tokens) is int else 0,  # only told, never relied on
     )
 
 

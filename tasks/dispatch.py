@@ -2,7 +2,8 @@
 
 Knows the budget, the window, the servers and the log; does not know Prefect, checkpoints or templates.
 Invariants: an answer is on disk before it is counted; no answer is cancelled to meet a budget; nothing
-done per request grows with the dataset; a prompt that waits for its retry holds no slot.
+done per request grows with the dataset; a prompt that waits for its retry holds no slot, and no more of
+them wait than a lane has slots.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_LAST_S = 60.0
+_BACKOFF_DOUBLINGS = 10  # enough to reach BACKOFF_LAST_S; thousands of tries would overflow a float
 _TICK_S = 1.0
 
 
@@ -101,17 +103,17 @@ class Dispatcher:
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
         self._numbers = itertools.count()
         self._retries: dict[str, list[tuple[float, int, _Item]]] = {lane: [] for lane in window.lanes}
-        self._in_flight = 0
+        self._in_flight: set[int] = set()
         self._draining = False
         self._stop: Exception | None = None
-        self._last_good_s = clock()
-        self._failing = False
+        self._failing_since_s: float | None = None
+        self._silent_s = 0.0
         self.counts = DispatchCounts()
 
     @property
     def in_flight(self) -> int:
         """Requests of this dataset that are with a server."""
-        return self._in_flight
+        return len(self._in_flight)
 
     async def run(self) -> None:
         """Dispatch until done, then drain.
@@ -142,7 +144,7 @@ class Dispatcher:
             raise self._stop
 
     def _is_done(self) -> bool:
-        return self._in_flight == 0 and (self._stop is not None or self._has_enough() or self._has_no_more())
+        return not self._in_flight and (self._stop is not None or self._has_enough() or self._has_no_more())
 
     def _has_enough(self) -> bool:
         cap = self._rules.max_samples
@@ -160,19 +162,22 @@ class Dispatcher:
                 item = self._next_item(lane)
                 if item is None:
                     break
-                number = next(self._numbers)
-                self._window.take(lane)
-                self._budget.dispatched(
-                    number, now_s=self._clock(), max_new_tokens=item.rendered.max_new_tokens
-                )
-                self._in_flight += 1
-                group.create_task(self._ask(number, item))
+                self._send(group, item)
         if self._has_no_more():
             self._begin_drain()
 
+    def _send(self, group: asyncio.TaskGroup, item: _Item) -> None:
+        number = next(self._numbers)
+        self._window.take(item.rendered.lane)
+        self._budget.dispatched(number, now_s=self._clock(), max_new_tokens=item.rendered.max_new_tokens)
+        self._in_flight.add(number)
+        asking = group.create_task(self._ask(number, item))
+        # A task that is cancelled before its first step runs no `finally`.
+        asking.add_done_callback(lambda _: self._settle(number, item))
+
     def _may_send_more(self) -> bool:
         cap = self._rules.max_samples
-        if cap is not None and self._log.progress.rows + self._in_flight >= cap:
+        if cap is not None and self._log.progress.rows + self.in_flight >= cap:
             allowed = False
         else:
             allowed = self._budget.may_dispatch(now_s=self._clock())
@@ -184,6 +189,8 @@ class Dispatcher:
         retries = self._retries[lane]
         if retries and retries[0][0] <= self._clock():
             return heapq.heappop(retries)[2]
+        if len(retries) >= self._window.lanes[lane].concurrency:
+            return None  # a server that fails everything must not be fed the whole dataset meanwhile
         return _Item(self._feeder.take(lane)) if self._feeder.peek(lane) else None
 
     def _begin_drain(self) -> None:
@@ -216,11 +223,17 @@ class Dispatcher:
         except ServerMisconfigured as exc:
             self._stop = self._stop or exc
         finally:
-            if not counted:
-                self._budget.dropped(number)
-            self._in_flight -= 1
-            self._window.free(item.rendered.lane)
-            self._wake.set()
+            self._settle(number, item, counted=counted)
+
+    def _settle(self, number: int, item: _Item, *, counted: bool = False) -> None:
+        """Free the slot of a request that has ended, once."""
+        if number not in self._in_flight:
+            return
+        self._in_flight.discard(number)
+        if not counted:
+            self._budget.dropped(number)
+        self._window.free(item.rendered.lane)
+        self._wake.set()
 
     def _request(self, item: _Item) -> GenerationRequest:
         params = {**self._rules.sampling_params, "max_new_tokens": item.rendered.max_new_tokens}
@@ -262,7 +275,7 @@ class Dispatcher:
         return None
 
     def _handle_refusal(self, refusal: tuple[str, str], item: _Item) -> None:
-        self._last_good_s, self._failing = self._clock(), False  # the server works; it is the answer
+        self._failing_since_s, self._silent_s = None, 0.0  # the server works; it is the answer
         reason, detail = refusal
         if reason == "empty_answer" and item.empty_answers + 1 < self._rules.max_empty_answers:
             self._ask_again(replace(item, attempt=item.attempt + 1, empty_answers=item.empty_answers + 1))
@@ -271,7 +284,9 @@ class Dispatcher:
 
     def _handle_failure(self, exc: RequestFailed, item: _Item) -> None:
         self.counts.failures[exc.reason] = self.counts.failures.get(exc.reason, 0) + 1
-        self._failing = True
+        if self._failing_since_s is None:
+            self._failing_since_s = self._clock()
+        self._silent_s = self._clock() - self._failing_since_s
         if not exc.costs_attempt:
             self._ask_again(item)
         elif item.attempt < self._rules.max_attempts:
@@ -283,7 +298,7 @@ class Dispatcher:
     def _ask_again(self, item: _Item) -> None:
         """Queue a prompt for a later attempt, with full jitter (Brooker, AWS 2015); holds no slot."""
         self.counts.retries += 1
-        ceiling = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0**item.tries)
+        ceiling = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0 ** min(item.tries, _BACKOFF_DOUBLINGS))
         due_s = self._clock() + random.uniform(0.0, ceiling)  # noqa: S311  jitter, not a secret
         again = (due_s, next(self._numbers), replace(item, tries=item.tries + 1))
         heapq.heappush(self._retries[item.rendered.lane], again)
@@ -320,12 +335,14 @@ class Dispatcher:
     def _count_good(self, answer: Generation) -> None:
         self.counts.answers += 1
         self.counts.completion_tokens += answer.completion_tokens
-        self._last_good_s, self._failing = self._clock(), False
+        self._failing_since_s, self._silent_s = None, 0.0
 
     def _check_outage(self) -> None:
-        """Stop when no server is up, or none gives a good answer, for longer than the time-out."""
-        silent_s = self._clock() - self._last_good_s if self._failing and not self._in_flight else 0.0
-        down_s = max(self._pool.down_for_s, silent_s)
+        """Stop when no server is up, or requests do nothing but fail, for longer than the time-out.
+
+        Silence is measured from failure to failure: a long answer on its way is none.
+        """
+        down_s = max(self._pool.down_for_s, self._silent_s)
         if down_s > self._rules.outage_timeout_s and self._stop is None:
             self._stop = OutageError(
                 f"no server gave an answer for {down_s:.0f} s (outage_timeout_s "

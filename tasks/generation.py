@@ -31,6 +31,8 @@ from tasks.turn import Turn
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINT_TIMEOUT_S = 60.0
+
 Outcome = Literal["complete", "exhausted"]
 
 
@@ -174,12 +176,14 @@ async def generate_dataset(
 async def _resume(
     log: ResponseLog, rules: GenerationRules, checkpoints: CheckpointStore, prompts_key: str
 ) -> tuple[LengthForecast, str]:
-    checkpoint = await checkpoints.load()
+    checkpoint = await _load(checkpoints, rules)
     forecast = _restore_forecast(checkpoint, rules)
-    scanned = array("q")
+    lengths, caps = array("q"), array("q")
 
     def learn(response: Response) -> None:
-        scanned.append(response.completion_tokens)
+        cut = response.finish_reason == "length"
+        lengths.append(response.completion_tokens)
+        caps.append(response.completion_tokens if cut else response.completion_tokens + 1)
 
     def say(rows: int) -> None:
         logger.info("%s: %d rows counted so far", rules.name, rows)
@@ -189,11 +193,22 @@ async def _resume(
     )
     if not point.from_checkpoint:
         forecast = LengthForecast(prior_mean_tokens=rules.expected_mean_tokens)
-    for tokens in scanned:
-        forecast.observe(tokens, max_new_tokens=max(tokens + 1, 2))
+    for tokens, cap in zip(lengths, caps, strict=True):
+        forecast.observe(tokens, max_new_tokens=max(cap, 1))
     if rules.retry_rejected:
         log.progress.set_aside[:] = 0
     return forecast, _describe(point, log)
+
+
+async def _load(checkpoints: CheckpointStore, rules: GenerationRules) -> dict[str, Any] | None:
+    try:
+        async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
+            return await checkpoints.load()
+    except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
+        logger.warning(
+            "%s: the checkpoint could not be loaded (%r); all rows are counted again", rules.name, exc
+        )
+        return None
 
 
 def _restore_forecast(checkpoint: dict[str, Any] | None, rules: GenerationRules) -> LengthForecast:
@@ -328,11 +343,12 @@ class _Run:
         snapshot = self._log.progress.to_checkpoint(prompts_key=self._prompts_key, updated_at=now)
         snapshot["lengths"] = self._forecast.save()
         try:
-            await asyncio.to_thread(self._log.sync)
-            await self._checkpoints.save(snapshot)
+            async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
+                await asyncio.to_thread(self._log.sync)
+                await self._checkpoints.save(snapshot)
         except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
             logger.warning(
-                "%s: the checkpoint could not be saved (%s); generation goes on", self._rules.name, exc
+                "%s: the checkpoint could not be saved (%r); generation goes on", self._rules.name, exc
             )
 
     async def _report(self, dispatcher: Dispatcher) -> None:

@@ -69,9 +69,7 @@ async def open_session(rules: WarmUpRules) -> Session:
         TokenizerError: the tokenizer cannot be had.
     """
     api_key = os.environ.get(API_KEY_VARIABLE) or None
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(_wait_ready(rules, api_key))
-    info = waiting.result()
+    info = await _wait_ready(rules, api_key)
     model = rules.model or str(info.get("model_path") or "")
     target = await asyncio.to_thread(_load_target, rules, model, info)
     clients = [

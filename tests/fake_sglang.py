@@ -12,11 +12,16 @@ import json
 import os
 import random
 import sys
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 VOCAB_SIZE = 1024
 STOP_ID = 2
+
+
+def prompt_key(input_ids):
+    """Names a prompt in `FakeServer.answered`."""
+    return hashlib.sha256(json.dumps(input_ids).encode()).hexdigest()
 
 
 def expected_answer(input_ids, max_new_tokens, mean_tokens):
@@ -33,28 +38,47 @@ def expected_answer(input_ids, max_new_tokens, mean_tokens):
 class FakeServer:
     """Answers at once or at a given speed, and badly as often as told.
 
-    `faults` maps a fault's name to its probability per request: status_500, status_503, reset, hang,
-    half, abort, empty, wrong_count, foreign_id; `poison` is an id that gets a 400 when a prompt has it.
+    `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
+    half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
+    good answer). `poison` is an id that gets a 400 when a prompt has it. With an `api_key`, /generate wants
+    it. While `gate` is closed, requests are taken in and not answered. `ready` is what /ready says.
     """
 
-    def __init__(self, *, latency_s=0.0, tokens_per_s=0.0, mean_tokens=40, faults=None, poison=None, seed=0):
+    def __init__(
+        self,
+        *,
+        latency_s=0.0,
+        tokens_per_s=0.0,
+        mean_tokens=40,
+        faults=None,
+        script=(),
+        poison=None,
+        api_key=None,
+        seed=0,
+    ):
         self.latency_s = latency_s
         self.tokens_per_s = tokens_per_s
         self.mean_tokens = mean_tokens
         self.faults = dict(faults or {})
+        self.script = deque(script)
         self.poison = poison
+        self.api_key = api_key
+        self.ready = True
         self.rng = random.Random(seed)
         self.counts = Counter()
+        self.paths = Counter()
         self.in_flight = 0
         self.most_in_flight = 0
         self.answered = Counter()
         self.seen = []
         self.context_length = 2048
         self._server = None
-        self._connections = set()
+        self._connections = {}
 
     async def start(self, port=0):
         """Listen on loopback; returns the base URL."""
+        self.gate = asyncio.Event()
+        self.gate.set()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{self.port}"
@@ -62,36 +86,54 @@ class FakeServer:
     async def stop(self):
         """Stop as a killed process would: no goodbye to anybody."""
         self._server.close()
-        for writer in list(self._connections):
-            writer.transport.abort()
+        self.break_connections()
+        if self._connections:
+            await asyncio.wait(list(self._connections.values()), timeout=5)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._server.wait_closed(), 5)
 
+    def break_connections(self):
+        """Break every connection, with whatever is in flight on it, and go on listening."""
+        for writer, serving in list(self._connections.items()):
+            writer.transport.abort()
+            serving.cancel()
+
     async def _serve(self, reader, writer):
-        self._connections.add(writer)
+        self._connections[writer] = asyncio.current_task()
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 lines = head.decode().split("\r\n")
-                method, path, _ = lines[0].split(" ")
-                headers = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
+                _, path, _ = lines[0].split(" ")
+                fields = [line.split(": ", 1) for line in lines[1:] if ": " in line]
+                headers = {name.lower(): value for name, value in fields}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                await self._answer(method, path, body, writer)
+                await self._answer(path, headers, body, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except asyncio.CancelledError:
+            pass  # swallowed: Python 3.11 logs an error for a connection whose task ends cancelled
         finally:
-            self._connections.discard(writer)
+            self._connections.pop(writer, None)
             writer.close()
 
-    async def _answer(self, method, path, body, writer):
-        if path == "/generate":
+    async def _answer(self, path, headers, body, writer):
+        self.paths[path] += 1
+        if path == "/generate" and self.api_key and headers.get("authorization") != f"Bearer {self.api_key}":
+            await self._send(writer, 401, {"error": "Unauthorized"})
+        elif path == "/ready" and not self.ready:
+            await self._send(writer, 503, {})
+        elif path == "/generate":
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
             try:
                 await self._generate(json.loads(body), writer)
             finally:
                 self.in_flight -= 1
-            return
+        else:
+            await self._show(path, writer)
+
+    async def _show(self, path, writer):
         pages = {
             "/ready": {},
             "/model_info": {"model_path": "fake", "tokenizer_path": "fake", "weight_version": "default"},
@@ -114,6 +156,7 @@ class FakeServer:
         if self.poison is not None and self.poison in ids:
             await self._send(writer, 400, {"error": {"message": "poison"}})
             return
+        await self.gate.wait()
         output, finish = expected_answer(ids, params.get("max_new_tokens", 128), self.mean_tokens)
         seconds = self.latency_s + (len(output) / self.tokens_per_s if self.tokens_per_s else 0.0)
         if seconds:
@@ -144,22 +187,26 @@ class FakeServer:
         if request.get("return_prompt_token_ids"):
             reply["prompt_token_ids"] = ids
         if fault is None:
-            self.answered[hashlib.sha256(json.dumps(ids).encode()).hexdigest()] += 1
-        await self._send(writer, 200, reply, cut=fault == "half")
+            self.answered[prompt_key(ids)] += 1
+        await self._send(writer, 200, reply, cut=fault == "half", torn=fault == "torn")
 
     def _draw(self):
+        if self.script:
+            return self.script.popleft()
         for name, chance in self.faults.items():
             if self.rng.random() < chance:
                 return name
         return None
 
-    async def _send(self, writer, status, value, *, cut=False):
+    async def _send(self, writer, status, value, *, cut=False, torn=False):
         body = json.dumps(value).encode()
         if cut:
             body = body[: len(body) // 2]
         head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(head.encode() + (body[:-1] if torn else body))
         await writer.drain()
+        if torn:
+            writer.close()
 
 
 async def _main(options):
@@ -168,6 +215,7 @@ async def _main(options):
         tokens_per_s=options.tokens_per_s,
         mean_tokens=options.mean_tokens,
         faults=json.loads(options.faults),
+        poison=options.poison,
         seed=options.seed,
     )
     url = await server.start(options.port)
@@ -186,6 +234,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ready-file", required=True)
     parser.add_argument("--faults", default="{}")
+    parser.add_argument("--poison", type=int)
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--mean-tokens", type=float, default=40)

@@ -38,6 +38,10 @@ _ORPHAN_GRACE_S = 5.0
 logger = logging.getLogger("serving.embedded")
 
 
+class _Stopped(BaseException):
+    """A signal asks this process to end; like SystemExit, it is nothing to recover from."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     args = _parser().parse_args(argv)
@@ -48,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         watch_parent(args.exit_with_parent or os.getppid(), _stop_orphan)
     try:
         _serve(args)
+    except _Stopped:
+        logger.info("stopped")
     except EmbeddedError as exc:
         logger.error("%s", exc)  # noqa: TRY400 - the message is complete, a traceback would bury it
         return 1
@@ -76,7 +82,7 @@ def _serve(args: argparse.Namespace) -> None:
     if args.ready_file is not None:
         _write_ready_file(args.ready_file, httpd.url, served)
     try:
-        serving.join()  # until a signal raises SystemExit here
+        serving.join()  # until a signal raises _Stopped here
     finally:
         _drain(httpd, engine)
 
@@ -87,9 +93,8 @@ def _drain(httpd: EmbeddedHttpServer, engine: Engine) -> None:
     httpd.server_close()
     engine.abort_all()
     deadline = time.monotonic() + _DRAIN_S
-    while (load := engine.load()).running + load.waiting and time.monotonic() < deadline:
+    while httpd.in_flight and time.monotonic() < deadline:
         time.sleep(0.02)
-    logger.info("stopped")
 
 
 def _describe(args: argparse.Namespace, files: ModelFiles) -> ServedModel:
@@ -114,7 +119,7 @@ def _write_ready_file(path: Path, url: str, served: ServedModel) -> None:
 def _exit_on_signal(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise SystemExit(0)
+    raise _Stopped
 
 
 def _stop_orphan() -> None:
@@ -172,4 +177,4 @@ def _parser() -> argparse.ArgumentParser:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    os._exit(status)  # llama.cpp's threads are not waited for
+    os._exit(status)  # a normal exit destroys what llama.cpp's busy threads still use, and crashes

@@ -12,8 +12,9 @@ import ipaddress
 import logging
 import socket
 import sys
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -58,6 +59,8 @@ class EmbeddedHttpServer(ThreadingHTTPServer):
                 f"host {host!r} is not a loopback address, and the embedded engine has no authentication: "
                 "use 127.0.0.1, or pass --allow-remote on a network you trust"
             )
+        self._in_flight = 0
+        self._lock = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler, bind_and_activate=False)
         try:
@@ -71,6 +74,22 @@ class EmbeddedHttpServer(ThreadingHTTPServer):
         """The base URL."""
         host, port = self.server_address[:2]
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have been read and not yet answered in full."""
+        return self._in_flight
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request as in flight."""
+        with self._lock:
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
 
     def open_for(self, engine: Engine, served: ServedModel) -> None:
         """Start to accept connections; `serve_forever` answers them."""
@@ -103,7 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command not in methods:
             self._reply_json({"detail": "Method Not Allowed"}, HTTPStatus.METHOD_NOT_ALLOWED)
         else:
-            self._answer(methods[self.command], body)
+            with self.server.counted():
+                self._answer(methods[self.command], body)
+                self.wfile.flush()
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815 - names in the base class
 

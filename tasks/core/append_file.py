@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tasks.core.files import sync_folder
+
 _TAIL_CHUNK = 1 << 20
 
 
@@ -29,6 +31,8 @@ class AppendFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             self.size, self.cut_bytes = self._repair()
+            if not self.size:
+                sync_folder(path.parent)  # a new file's name must survive a power loss as well
         except BaseException:
             os.close(self._fd)
             raise
@@ -45,8 +49,11 @@ class AppendFile:
         try:
             while written < len(line):
                 written += os.write(self._fd, memoryview(line)[written:])
-        except OSError as exc:
-            os.ftruncate(self._fd, self.size)
+            self.size += len(line)
+        except BaseException as exc:
+            self._cut_back()
+            if not isinstance(exc, OSError):
+                raise  # Ctrl-C between two parts of a line
             what = "the disk is full" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else exc.strerror
             raise AppendError(
                 exc.errno,
@@ -54,7 +61,6 @@ class AppendFile:
                 "Free some space and run the same command again",
                 str(self.path),
             ) from exc
-        self.size += len(line)
         return self.size
 
     def sync(self) -> None:
@@ -74,6 +80,13 @@ class AppendFile:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _cut_back(self) -> None:
+        """Remove the part of a line that was written; a file that refuses even that takes no more lines."""
+        try:
+            os.ftruncate(self._fd, self.size)
+        except OSError:
+            self.close()
 
     def _repair(self) -> tuple[int, int]:
         """Cut a last line without newline; returns the size kept and the bytes cut."""

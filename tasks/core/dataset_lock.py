@@ -36,8 +36,9 @@ def hold_dataset_lock(folder: Path) -> Iterator[None]:
                 f"{folder} is being written by {holder}; wait until that run has ended or stop it. "
                 "Nothing was changed."
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: who holds it is a help, the lock is what counts
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         yield
     finally:
         os.close(fd)
@@ -47,5 +48,5 @@ def _read_holder(fd: int) -> str:
     try:
         holder = json.loads(os.pread(fd, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return "another process"

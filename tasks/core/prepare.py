@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from tasks.core.adapters import RowRejected, content_id, get_adapter
 from tasks.core.files import replace_atomically, write_json_atomically
-from tasks.core.prompt_file import PromptFile, hash_id, write_index
+from tasks.core.prompt_file import PromptFile, hash_id, index_path, write_index
 from tasks.core.records import Prompt, Rejected
-from tasks.core.response_log import REJECTED, read_lines
+from tasks.core.response_log import REJECTED, parse_line, read_lines
 from tasks.core.sources import MalformedRow, iter_rows
 
 PROMPTS = "prompts.jsonl"
@@ -94,8 +94,13 @@ def prepare_prompts(
                 f"(rejected: {report.rejected or 'none'}); check its source and its adapter "
                 f"{options.adapter!r}"
             )
-        (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
+        set_aside = _read_set_aside(folder)
+        for stale in (folder / REPORT, index_path(folder / PROMPTS)):
+            stale.unlink(missing_ok=True)  # a crash from here on must not leave what belongs to other prompts
         draft.write(options.seed)
+        with replace_atomically(folder / REJECTED) as out:
+            out.writelines(row.to_line() for row in draft.rejected)
+            out.writelines(set_aside)
     finally:
         draft.discard()
     write_json_atomically(folder / REPORT, dataclasses.asdict(report))
@@ -144,6 +149,16 @@ def _rejected(row_id: str, reason: str, detail: str, where: str) -> Rejected:
     return Rejected(id=row_id, reason=reason, detail=detail, permanent=True, stage="prepare", where=where)
 
 
+def _read_set_aside(folder: Path) -> list[bytes]:
+    """The lines of rejected.jsonl that generation wrote."""
+    path = folder / REJECTED
+    return [
+        line
+        for end, line in read_lines(path)
+        if parse_line(Rejected.from_line, line, path, end).stage == "generate"
+    ]
+
+
 class _Draft:
     """The prompts in source order on disk, with 24 bytes each in memory, until the order is known."""
 
@@ -176,37 +191,43 @@ class _Draft:
 
     def write(self, seed: int) -> None:
         """Write the kept prompts in dispatch order: a seeded shuffle by hash of seed and id."""
-        ids = np.frombuffer(self._ids, np.uint64)[self.kept]
-        _, first_of_id = np.unique(ids, return_index=True)
-        shared = np.ones(len(ids), bool)
-        shared[first_of_id] = False
-        order = _dispatch_order(ids, seed)
         offsets, hashes, offset = [], [], 0
         with self.path.open("rb") as draft, replace_atomically(self.folder / PROMPTS) as out:
-            for at in order:
-                draft.seek(self.offsets[int(self.kept[at])])
-                line = draft.readline()
-                id_hash = int(ids[at])
-                if shared[at]:  # another prompt has this id: the content tells them apart
-                    prompt = Prompt.from_line(line)
-                    prompt = dataclasses.replace(prompt, id=f"{prompt.id}-{content_id(prompt)}")
-                    line, id_hash = prompt.to_line(), hash_id(prompt.id)
+            ids, renamed = self._tell_apart(draft)
+            for at in _dispatch_order(ids, seed):
+                line = self._read(draft, at)
+                if renamed[at]:
+                    line = _name_by_content(line).to_line()
                 offsets.append(offset)
-                hashes.append(id_hash)
+                hashes.append(int(ids[at]))
                 offset += out.write(line)
         write_index(self.folder / PROMPTS, offsets, hashes)
-        self._write_rejected()
 
-    def _write_rejected(self) -> None:
-        path = self.folder / REJECTED
-        kept = [line for _, line in read_lines(path) if Rejected.from_line(line).stage == "generate"]
-        with replace_atomically(path) as out:
-            out.writelines(row.to_line() for row in self.rejected)
-            out.writelines(kept)
+    def _tell_apart(self, draft: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
+        """Id hashes of the kept prompts, and which of them are renamed: a repeated id is kept by one.
+
+        By the one with the least hash of content, so that the order of the rows decides nothing.
+        """
+        ids = np.frombuffer(self._ids, np.uint64)[self.kept]
+        by_id = np.lexsort((np.frombuffer(self._contents, np.uint64)[self.kept], ids))
+        renamed = np.zeros(len(ids), bool)
+        renamed[by_id[1:]] = ids[by_id[1:]] == ids[by_id[:-1]]
+        for at in np.flatnonzero(renamed):
+            ids[at] = hash_id(_name_by_content(self._read(draft, int(at))).id)
+        return ids, renamed
+
+    def _read(self, draft: BinaryIO, at: int) -> bytes:
+        draft.seek(self.offsets[int(self.kept[at])])
+        return draft.readline()
 
     def discard(self) -> None:
         """Remove the draft file."""
         self.path.unlink(missing_ok=True)
+
+
+def _name_by_content(line: bytes) -> Prompt:
+    prompt = Prompt.from_line(line)
+    return dataclasses.replace(prompt, id=f"{prompt.id}-{content_id(prompt)}")
 
 
 def _dispatch_order(id_hashes: np.ndarray, seed: int) -> np.ndarray:

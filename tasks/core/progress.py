@@ -5,6 +5,8 @@ Knows which prompts are done and the running totals; does not know files or Pref
 """
 
 import base64
+import hashlib
+import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +17,13 @@ import numpy as np
 
 from tasks.core.records import Rejected, Response
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
+
+
+_CHECKPOINT_FIELDS = (
+    *("format", "prompts_key", "prompts", "byte_offset", "rejected_offset", "rows", "prompt_tokens"),
+    *("completion_tokens", "duplicates", "finish_reasons", "rejected", "done", "set_aside", "updated_at"),
+)
 
 
 class CheckpointMismatchError(ValueError):
@@ -81,8 +89,8 @@ class Progress:
         return int(len(self.done) - np.count_nonzero(self.done | self.set_aside))
 
     def to_checkpoint(self, *, prompts_key: str, updated_at: str) -> dict[str, Any]:
-        """A JSON-able snapshot; `prompts_key` names the prompt file it belongs to."""
-        return {
+        """A JSON-able snapshot with its digest; `prompts_key` names the prompt file it belongs to."""
+        snapshot = {
             "format": CHECKPOINT_FORMAT,
             "prompts_key": prompts_key,
             "prompts": len(self.done),
@@ -98,6 +106,7 @@ class Progress:
             "set_aside": _pack(self.set_aside),
             "updated_at": updated_at,
         }
+        return {**snapshot, "sha256": _hash_snapshot(snapshot)}
 
     @classmethod
     def from_checkpoint(cls, data: Mapping[str, Any], *, prompts_key: str, prompts: int) -> "Progress":
@@ -110,6 +119,8 @@ class Progress:
             raise CheckpointMismatchError(f"checkpoint format {data.get('format')!r} is not known here")
         if data.get("prompts_key") != prompts_key or data.get("prompts") != prompts:
             raise CheckpointMismatchError("the checkpoint belongs to other prompts")
+        if data.get("sha256") != _hash_snapshot(data):
+            raise CheckpointMismatchError("the checkpoint is damaged: its digest does not match")
         try:
             return cls(
                 done=_unpack(data["done"], prompts),
@@ -127,12 +138,18 @@ class Progress:
             raise CheckpointMismatchError(f"the checkpoint is damaged: {exc!r}") from exc
 
 
+def _hash_snapshot(snapshot: Mapping[str, Any]) -> str:
+    """SHA-256 over the fields of `to_checkpoint`; what others keep beside them does not count."""
+    own = {name: snapshot.get(name) for name in _CHECKPOINT_FIELDS}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+
 def _pack(flags: np.ndarray) -> str:
     return base64.b85encode(zlib.compress(np.packbits(flags).tobytes(), level=1)).decode()
 
 
 def _unpack(text: str, count: int) -> np.ndarray:
-    flags = np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8), count=count)
-    if len(flags) != count:
-        raise ValueError(f"{len(flags)} flags where {count} were expected")
-    return flags
+    packed = zlib.decompress(base64.b85decode(text))
+    if len(packed) != (count + 7) // 8:  # unpackbits fills up what is missing with zeros
+        raise ValueError(f"{len(packed)} bytes of flags where {count} flags were expected")
+    return np.unpackbits(np.frombuffer(packed, np.uint8), count=count)

@@ -1,20 +1,21 @@
 """prompts.jsonl and its index: prompts in dispatch order, found by position or by id.
 
-Holds 16 bytes a prompt in memory, never the prompts. The index file is derived: it is built again
-from prompts.jsonl whenever the two disagree.
+Holds 32 bytes a prompt in memory, never the prompts. The index file is derived: it is built again
+from prompts.jsonl whenever it is damaged or not that file's.
 """
 
 import hashlib
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import orjson
 
 from tasks.core.files import write_bytes_atomically
-from tasks.core.records import Prompt
+from tasks.core.records import Prompt, RecordError
 
 _ENTRY = np.dtype([("offset", "<u8"), ("id_hash", "<u8")])
+_HEADER = struct.Struct("<QQ8s")  # size and mtime_ns of prompts.jsonl, digest of the entries
 
 
 def hash_id(prompt_id: str) -> int:
@@ -27,8 +28,8 @@ class PromptFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb")
         entries = _load_index(path)
+        self._file = path.open("rb")
         self._offsets = entries["offset"]
         self._order = np.argsort(entries["id_hash"], kind="stable")
         self._sorted_hashes = entries["id_hash"][self._order]
@@ -61,31 +62,50 @@ class PromptFile:
         self._file.close()
 
 
-def write_index(path: Path, offsets: list[int], id_hashes: list[int]) -> None:
-    """Write the index beside a prompts.jsonl, after it."""
+def write_index(path: Path, offsets: list[int], id_hashes: list[int]) -> np.ndarray:
+    """Write the index beside a prompts.jsonl, after it; returns its entries."""
     entries = np.empty(len(offsets), dtype=_ENTRY)
     entries["offset"] = offsets
     entries["id_hash"] = id_hashes
-    header = np.uint64(path.stat().st_size).tobytes()
-    write_bytes_atomically(_index_path(path), header + entries.tobytes())
+    body = entries.tobytes()
+    write_bytes_atomically(index_path(path), _make_header(path, body) + body)
+    return entries
 
 
-def _index_path(path: Path) -> Path:
+def index_path(path: Path) -> Path:
+    """Where the index of a prompts.jsonl lies."""
     return path.with_suffix(".index")
 
 
+def _make_header(path: Path, body: bytes) -> bytes:
+    stat = path.stat()
+    return _HEADER.pack(stat.st_size, stat.st_mtime_ns, hashlib.blake2b(body, digest_size=8).digest())
+
+
 def _load_index(path: Path) -> np.ndarray:
-    size = path.stat().st_size
-    index = _index_path(path)
-    if index.exists():
-        data = index.read_bytes()
-        if len(data) % 16 == 8 and int.from_bytes(data[:8], "little") == size:
-            return np.frombuffer(data, dtype=_ENTRY, offset=8)
+    try:
+        data = index_path(path).read_bytes()
+    except FileNotFoundError:
+        data = b""
+    body = data[_HEADER.size :]
+    if data == _make_header(path, body) + body:
+        return np.frombuffer(body, dtype=_ENTRY)
+    return _scan(path)
+
+
+def _scan(path: Path) -> np.ndarray:
+    """Find every line of a prompts.jsonl and write its index."""
     offsets, hashes, offset = [], [], 0
     with path.open("rb") as lines:
         for line in lines:
+            try:
+                prompt = Prompt.from_line(line)
+            except RecordError as exc:
+                raise RecordError(
+                    f"{path}: the line at byte {offset} is damaged ({exc}); remove this file and run the "
+                    "same command again: it is prepared again from its source"
+                ) from exc
             offsets.append(offset)
-            hashes.append(hash_id(str(orjson.loads(line)["id"])))
+            hashes.append(hash_id(prompt.id))
             offset += len(line)
-    write_index(path, offsets, hashes)
-    return _load_index(path)
+    return write_index(path, offsets, hashes)

@@ -74,7 +74,7 @@ class ResponseLog:
                 note = f"{exc}; all rows are counted again"
         scanned = 0
         for end, line in read_lines(self._responses.path, self.progress.byte_offset):
-            response = _parse(Response.from_line, line, self._responses.path, end)
+            response = parse_line(Response.from_line, line, self._responses.path, end)
             position = self._prompts.find(response.id)
             self.progress.add_response(response, position=position, byte_offset=end)
             if on_response is not None:
@@ -83,7 +83,7 @@ class ResponseLog:
             if on_scan is not None and scanned % _SCAN_REPORT_ROWS == 0:
                 on_scan(scanned)
         for end, line in read_lines(self._rejected.path, self.progress.rejected_offset):
-            rejected = _parse(Rejected.from_line, line, self._rejected.path, end)
+            rejected = parse_line(Rejected.from_line, line, self._rejected.path, end)
             self.progress.add_rejected(rejected, position=self._prompts.find(rejected.id), byte_offset=end)
         cut = self._responses.cut_bytes + self._rejected.cut_bytes
         return ResumePoint(from_checkpoint, scanned, cut, note)
@@ -145,15 +145,12 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[int, bytes]]:
             yield offset, line
 
 
-def _byte_before(path: Path, offset: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.pread(fd, 1, offset - 1)
-    finally:
-        os.close(fd)
+def parse_line(read: Callable[[bytes], _Record], line: bytes, path: Path, end: int) -> _Record:
+    """Read one line of a log.
 
-
-def _parse(read: Callable[[bytes], _Record], line: bytes, path: Path, end: int) -> _Record:
+    Raises:
+        RecordError: it is damaged; names the file, the byte where the line ends, and what to do.
+    """
     try:
         return read(line)
     except RecordError as exc:
@@ -161,3 +158,11 @@ def _parse(read: Callable[[bytes], _Record], line: bytes, path: Path, end: int) 
             f"{path}: the line ending at byte {end} is damaged ({exc}); "
             "remove that line (its prompt is then asked again) and run the same command again"
         ) from exc
+
+
+def _byte_before(path: Path, offset: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, 1, offset - 1)
+    finally:
+        os.close(fd)

@@ -41,13 +41,12 @@ def hash_fingerprint(fingerprint: Mapping[str, Any]) -> str:
 
 def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Fields of both that differ, dotted; a dataset that only one of them has is no change."""
-    before, after = dict(_flatten(old)), dict(_flatten(new))
-    old_sets, new_sets = set(old.get("datasets", {})), set(new.get("datasets", {}))
-    one_sided = tuple(f"datasets.{name}." for name in old_sets ^ new_sets)
+    shared = old.get("datasets", {}).keys() & new.get("datasets", {}).keys()
+    before, after = (dict(_flatten(_only_datasets(side, shared))) for side in (old, new))
     return [
         Change(field, before.get(field), after.get(field))
         for field in sorted(before.keys() | after.keys())
-        if before.get(field) != after.get(field) and not field.startswith(one_sided)
+        if before.get(field) != after.get(field)
     ]
 
 
@@ -90,12 +89,12 @@ def update_run_file(
         FingerprintChangedError: names each field, both values and the two ways out; nothing is written.
     """
     output_dir.mkdir(parents=True, exist_ok=True)
+    fingerprint = json.loads(json.dumps(fingerprint))  # as it is read back: a tuple is a list there
     with _lock(output_dir):
         data = read_run_file(output_dir)
         known = data.get("fingerprint", {})
-        changes = find_changes(known, fingerprint) if known else []
         rows = _datasets_with_rows(output_dir)
-        changes = [change for change in changes if _concerns_rows(change.field, rows)]
+        changes = find_changes(_only_datasets(known, rows), fingerprint) if known and rows else []
         refused = [change for change in changes if not _accepts(accept_changed, change.field)]
         if refused:
             raise FingerprintChangedError(_explain(output_dir, refused))
@@ -119,10 +118,9 @@ def _datasets_with_rows(output_dir: Path) -> set[str]:
     return {log.parent.name for log in output_dir.glob(f"*/{RESPONSES}") if log.stat().st_size}
 
 
-def _concerns_rows(field: str, datasets: Collection[str]) -> bool:
-    if field.startswith("datasets."):
-        return any(field.startswith(f"datasets.{name}.") for name in datasets)
-    return bool(datasets)
+def _only_datasets(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    datasets = fingerprint.get("datasets", {})
+    return {**fingerprint, "datasets": {name: own for name, own in datasets.items() if name in names}}
 
 
 def _merge_datasets(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def _merge_datasets(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
-        if isinstance(item, Mapping) and item:
+        if isinstance(item, Mapping):
             yield from _flatten(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item

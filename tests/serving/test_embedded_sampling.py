@@ -88,7 +88,7 @@ def test_neutral_values_of_unsupported_parameters_are_accepted():
 
 
 def test_llama_samples_in_sglangs_order():
-    """The temperature comes before top-k, top-p and min-p, and every sampler of llama.cpp's own is left out."""
+    """The temperature comes before top-k, top-p and min-p, and llama.cpp's other samplers are off."""
     body = parse(temperature=0.7, top_k=-1, top_p=0.9, min_p=0.1).to_llama()
     assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
     assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (0.7, 0, 0.9, 0.1)

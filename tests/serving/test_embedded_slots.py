@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,10 @@ from serving.embedded.slots import SlotPool
 
 def never() -> bool:
     return False
+
+
+def is_over(doomed: bool, deadline: float) -> bool:
+    return doomed and time.monotonic() > deadline
 
 
 def hold_in_thread(pool: SlotPool, name: str, order: list[str], *, cancelled=never) -> threading.Thread:
@@ -97,7 +102,7 @@ def test_no_slot_is_lost_or_shared_under_contention():
         for turn in range(20):
             doomed = (number + turn) % 3 == 0
             deadline = time.monotonic() + 0.001
-            with pool.hold([number], cancelled=lambda: doomed and time.monotonic() > deadline) as slot:
+            with pool.hold([number], cancelled=partial(is_over, doomed, deadline)) as slot:
                 if slot is None:
                     continue
                 if slot.index in held:

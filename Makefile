@@ -1,0 +1,55 @@
+# Everything a person or a machine runs here. `make help` lists it.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.run-installed
+DEV_STAMP := $(VENV)/.dev-installed
+UV ?= uv
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check unit bench bench-quick lock clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: $(RUN_STAMP) ## Install, then make training data with a small real model on this machine's CPU
+	$(BIN)/draftmill run --param-file demo/params.yaml
+
+test: check ## Lint, types, contracts and every test (about 10 minutes on 2 cores)
+	$(BIN)/python -m pytest
+
+check: $(DEV_STAMP) ## Lint, types and import contracts only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(DEV_STAMP) ## The core's tests only: seconds
+	$(BIN)/python -m pytest tests/unit -q
+
+bench: $(DEV_STAMP) ## All benchmarks
+	$(BIN)/python benchmarks/bench_budget.py
+
+bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
+	$(BIN)/python benchmarks/bench_budget.py --quick
+
+lock: ## Compile the locks from pyproject.toml (needs uv)
+	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \
+	  --no-header --no-emit-index-url -o requirements/run.txt
+	$(UV) pip compile pyproject.toml --extra embedded --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-emit-index-url -c requirements/run.txt -o requirements/dev.txt
+
+clean: ## Remove the virtual environment (generated data in data/ is kept)
+	rm -rf $(VENV)
+
+$(RUN_STAMP): requirements/run.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/run.txt
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	@touch $@
+
+$(DEV_STAMP): requirements/dev.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps -e .
+	@touch $@ $(RUN_STAMP)

@@ -1,0 +1,176 @@
+"""Datasets send in order, so many at once, and hand their turn on early."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.turn import Turn
+
+
+async def settle():
+    """Let every task that can run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Crew:
+    """Tasks that hold a turn until they are told to end."""
+
+    def __init__(self, at_once):
+        self.turn = Turn(at_once)
+        self.started, self.holding = [], set()
+        self.give_up, self.ends, self.tasks = {}, {}, {}
+
+    def start(self, name):
+        self.ends[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._hold(name))
+
+    async def _hold(self, name):
+        async with self.turn.hold(name) as give_up:
+            self.started.append(name)
+            self.holding.add(name)
+            self.give_up[name] = give_up
+            try:
+                await self.ends[name].wait()
+            finally:
+                self.holding.discard(name)
+
+
+def run_crew(at_once, body):
+    async def run():
+        crew = Crew(at_once)
+        await body(crew)
+        for task in crew.tasks.values():
+            task.cancel()
+        await asyncio.gather(*crew.tasks.values(), return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_turns_are_taken_in_the_order_of_asking(at_once):
+    """Only at_once hold a turn; each end lets the next one in."""
+
+    async def body(crew):
+        for name in "abcde":
+            crew.start(name)
+        await settle()
+        assert crew.started == list("abcde"[:at_once])
+        for done, name in enumerate("abcde", 1):
+            crew.ends[name].set()
+            await settle()
+            assert crew.started == list("abcde"[: at_once + done])
+
+    run_crew(at_once, body)
+
+
+def test_giving_up_lets_one_other_in_and_only_once():
+    """The turn is handed on while the block still runs; neither a second call nor the end frees another."""
+
+    async def body(crew):
+        for name in "abc":
+            crew.start(name)
+        await settle()
+        crew.give_up["a"]()
+        crew.give_up["a"]()
+        await settle()
+        assert crew.started == ["a", "b"]
+        crew.ends["a"].set()
+        await settle()
+        assert crew.started == ["a", "b"]
+        crew.ends["b"].set()
+        await settle()
+        assert crew.started == ["a", "b", "c"]
+
+    run_crew(1, body)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_exception_releases_the_turn_once(early):
+    """A dataset that fails, drained or not, frees exactly one turn."""
+
+    async def fail(turn):
+        async with turn.hold("failing") as give_up:
+            if early:
+                give_up()
+            raise ZeroDivisionError
+
+    async def body(crew):
+        with pytest.raises(ZeroDivisionError):
+            await fail(crew.turn)
+        for name in "ab":
+            crew.start(name)
+        await settle()
+        assert crew.started == ["a"]
+
+    run_crew(1, body)
+
+
+def test_a_cancelled_waiter_leaves_the_queue():
+    """It neither takes a turn later nor blocks those behind it."""
+
+    async def body(crew):
+        for name in "abc":
+            crew.start(name)
+        await settle()
+        crew.tasks["b"].cancel()
+        await settle()
+        crew.ends["a"].set()
+        await settle()
+        assert crew.started == ["a", "c"]
+
+    run_crew(1, body)
+
+
+def test_whoever_waits_for_the_queue_learns_of_it_before_the_turn_comes():
+    """A dataset counts as queued when it asks, while another one still has the turn."""
+
+    async def body(crew):
+        crew.start("a")
+        await settle()
+        waiting = asyncio.create_task(crew.turn.wait_queued("b"))
+        await settle()
+        assert not waiting.done()
+        crew.start("b")
+        await settle()
+        assert waiting.done()
+        assert crew.started == ["a"]
+        await asyncio.wait_for(crew.turn.wait_queued("a"), timeout=5)
+
+    run_crew(1, body)
+
+
+@settings(deadline=None)
+@given(
+    at_once=st.integers(1, 3),
+    moves=st.lists(st.tuples(st.sampled_from(["give_up", "end", "cancel"]), st.integers(0, 5)), max_size=12),
+)
+def test_never_more_than_at_once_hold_a_turn_and_none_is_lost(at_once, moves):
+    """Whatever order datasets drain, end or are cancelled in, the turns that are free are in use."""
+
+    async def body(crew):
+        names = "abcdef"
+        gone, gave_up = set(), set()
+        for name in names:
+            crew.start(name)
+        await settle()
+        for move, index in moves:
+            name = names[index]
+            if move == "give_up" and name in crew.holding:
+                crew.give_up[name]()
+                gave_up.add(name)
+            elif move == "end":
+                crew.ends[name].set()
+                gone |= {name} & set(crew.started)
+            elif move == "cancel":
+                crew.tasks[name].cancel()
+            await settle()
+        left = [name for name in names if not crew.tasks[name].done()]
+        with_turn = [name for name in left if name in crew.holding and name not in gave_up]
+        waiting = [name for name in left if name not in crew.holding]
+        assert len(with_turn) <= at_once
+        assert not waiting or len(with_turn) == at_once
+
+    run_crew(at_once, body)

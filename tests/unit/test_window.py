@@ -1,0 +1,95 @@
+"""Slots per lane are never oversold, and each is freed once."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.core.window import Lane, Window
+
+
+def make_window(**concurrency):
+    return Window({name: Lane(name, count, 100) for name, count in concurrency.items()})
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    moves=st.lists(st.tuples(st.sampled_from(["take", "free"]), st.sampled_from(["short", "long"]))),
+)
+def test_no_lane_is_oversold_and_none_goes_below_zero(sizes, moves):
+    """Whatever is asked for, a lane has between none and all of its slots taken, and in_flight agrees."""
+    window = make_window(short=sizes[0], long=sizes[1])
+    limit, taken = {"short": sizes[0], "long": sizes[1]}, Counter()
+    for move, lane in moves:
+        step = 1 if move == "take" else -1
+        if 0 <= taken[lane] + step <= limit[lane]:
+            getattr(window, move)(lane)
+            taken[lane] += step
+        else:
+            with pytest.raises(ValueError, match=f"lane '{lane}' has no"):
+                getattr(window, move)(lane)
+        assert window.in_flight == taken.total()
+        assert all(window.has_room(name) == (taken[name] < limit[name]) for name in limit)
+
+
+def test_a_full_lane_leaves_the_other_one_open():
+    """Lanes do not share slots."""
+    window = make_window(short=1, long=1)
+    window.take("short")
+    assert not window.has_room("short")
+    assert window.has_room("long")
+
+
+def test_listeners_take_turns_at_being_first():
+    """The one that was told first is told last the next time; each is told of every slot."""
+    window, told = make_window(short=3), []
+    for name in "abc":
+        window.subscribe(lambda name=name: told.append(name))
+    for _ in range(4):
+        window.take("short")
+        window.free("short")
+    assert "".join(told) == "abcbcacababc"
+
+
+def test_a_listener_finds_the_slot_free():
+    """Who is told may take the slot at once, before those after it are told."""
+    window, seen = make_window(short=1), []
+
+    def take_if_free():
+        seen.append(window.has_room("short"))
+        if seen[-1]:
+            window.take("short")
+
+    window.subscribe(take_if_free)
+    window.subscribe(take_if_free)
+    window.take("short")
+    window.free("short")
+    assert seen == [True, False]
+    assert window.in_flight == 1
+
+
+def test_a_listener_that_left_is_not_told():
+    """Unsubscribing stops the calls, also when it happens inside one."""
+    window, told = make_window(short=1), []
+
+    def leave():
+        told.append("leaver")
+        stop()
+
+    stop = window.subscribe(leave)
+    window.subscribe(lambda: told.append("stayer"))
+    for _ in range(2):
+        window.take("short")
+        window.free("short")
+    assert told == ["leaver", "stayer", "stayer"]
+
+
+def test_a_slot_is_free_although_a_listener_fails():
+    """An error of a listener does not keep the slot."""
+    window = make_window(short=1)
+    window.subscribe(lambda: 1 / 0)
+    window.take("short")
+    with pytest.raises(ZeroDivisionError):
+        window.free("short")
+    assert window.has_room("short")
