@@ -215,7 +215,7 @@ def _restore_forecast(checkpoint: dict[str, Any] | None, rules: GenerationRules)
     try:
         state = (checkpoint or {})["lengths"]
         return LengthForecast.restore(state, prior_mean_tokens=rules.expected_mean_tokens)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return LengthForecast(prior_mean_tokens=rules.expected_mean_tokens)
 
 

@@ -35,6 +35,13 @@ def expected_answer(input_ids, max_new_tokens, mean_tokens):
     return ids, {"type": "stop", "matched": STOP_ID}
 
 
+async def wait_until(condition, timeout_s=60.0):
+    """Poll until a condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  any condition, not only an event of ours
+            await asyncio.sleep(0.002)
+
+
 class FakeServer:
     """Answers at once or at a given speed, and badly as often as told.
 

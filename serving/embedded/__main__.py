@@ -33,7 +33,7 @@ DEFAULT_CONTEXT_LENGTH = 2048
 # More threads than this do not make a model of this size faster.
 _MAX_THREADS = 8
 _DRAIN_S = 2.0
-_ORPHAN_GRACE_S = 5.0
+_LAST_RESORT_S = 5.0
 
 logger = logging.getLogger("serving.embedded")
 
@@ -46,11 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    signal.signal(signal.SIGINT, _exit_on_signal)
-    if args.exit_with_parent is not None:
-        watch_parent(args.exit_with_parent or os.getppid(), _stop_orphan)
     try:
+        signal.signal(signal.SIGTERM, _stop_on_signal)
+        signal.signal(signal.SIGINT, _stop_on_signal)
+        if args.exit_with_parent is not None:
+            watch_parent(args.exit_with_parent or os.getppid(), _stop_orphan)
         _serve(args)
     except _Stopped:
         logger.info("stopped")
@@ -116,18 +116,23 @@ def _write_ready_file(path: Path, url: str, served: ServedModel) -> None:
     os.replace(file.name, path)  # noqa: PTH105 - the call that promises atomicity
 
 
-def _exit_on_signal(_number: int, _frame: FrameType | None) -> NoReturn:
+def _stop_on_signal(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _exit_within(_LAST_RESORT_S)  # should the exception be lost in a destructor, where Python ignores it
     raise _Stopped
 
 
 def _stop_orphan() -> None:
     logger.warning("the parent process is gone; stopping")
     os.kill(os.getpid(), signal.SIGTERM)  # the usual way out also ends a download
-    last_resort = threading.Timer(_ORPHAN_GRACE_S, os._exit, (0,))
-    last_resort.daemon = True
-    last_resort.start()
+    _exit_within(_LAST_RESORT_S)
+
+
+def _exit_within(seconds: float) -> None:
+    timer = threading.Timer(seconds, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
 
 
 def _cgroup_cpus(cpu_max: Path) -> int:

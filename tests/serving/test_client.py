@@ -7,7 +7,7 @@ import traceback
 import httpx
 import orjson
 import pytest
-from fake_sglang import FakeServer, expected_answer
+from fake_sglang import FakeServer, expected_answer, wait_until
 
 from serving.client import SGLangClient
 from serving.errors import (
@@ -393,14 +393,12 @@ def test_cancelled_request_frees_its_connection():
     async def cancel_some(client):
         for _ in range(3):
             tasks = [asyncio.create_task(client.generate(request())) for _ in range(2)]
-            while server.in_flight < 2:
-                await asyncio.sleep(0.001)
+            await wait_until(lambda: server.in_flight == 2)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             server.break_connections()
-            while server.in_flight:
-                await asyncio.sleep(0.001)
+            await wait_until(lambda: not server.in_flight)
         return await client.generate(request())
 
     assert ask_server(server, cancel_some, max_connections=2).prompt_tokens == len(PROMPT)
@@ -413,8 +411,7 @@ def test_150_requests_share_one_client():
     async def all_at_once(client):
         server.gate.clear()
         tasks = [asyncio.create_task(client.generate(request(f"r-{i}"))) for i in range(150)]
-        while server.in_flight < 150:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: server.in_flight == 150)
         server.gate.set()
         return await asyncio.gather(*tasks)
 

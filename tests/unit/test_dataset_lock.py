@@ -82,7 +82,9 @@ def test_an_exception_frees_the_lock(tmp_path):
     assert try_to_hold(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'{"pid": 1}', b"\xff", b'{"pid": 1, "host": "x"}' * 9])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"7", b'{"pid": 1}', b"\xff", b'{"pid": 1, "host": "x"}' * 9]
+)
 def test_a_lock_file_that_cannot_be_read_still_locks(tmp_path, content):
     """Whatever the file says, its holder is refused a companion, and its next holder writes its own name."""
     with hold_dataset_lock(tmp_path):

@@ -1,0 +1,114 @@
+"""Bad input ends with exit 2, one clear message, and nothing started."""
+
+import subprocess
+import sys
+
+import pytest
+from run_support import DRAFTMILL, Runner, write_prompts
+
+
+@pytest.fixture
+def offline(tmp_path):
+    """A runner whose Prefect would fail at once if it were asked for anything."""
+    runner = Runner(tmp_path, tmp_path / "tok", env={"PREFECT_API_URL": "http://127.0.0.1:9/api", "PATH": ""})
+    runner.raw["server"]["base_urls"] = ["http://127.0.0.1:9"]
+    runner.add_dataset("a", prompts=3)
+    return runner
+
+
+def _assert_refused(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"outputdir": "x"}, ["outputdir", "unknown parameter"]),
+        ({"sampling": {"temprature": 1}}, ["sampling.temprature", "unknown parameter"]),
+        ({"budget_policy": "guess"}, ["budget_policy", "'guess'"]),
+        ({"max_tokens_per_dataset": 0}, ["max_tokens_per_dataset", "0"]),
+        ({"datasets": []}, ["datasets"]),
+        ({"datasets": ["B99_nothing"]}, ["'B99_nothing'", "B1_glaive"]),
+        ({"server": {"mode": "connect", "base_urls": ["localhost:1"]}}, ["'localhost:1'", "http://"]),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_its_value(offline, change, words):
+    """Unknown keys, values out of range and unknown names are refused before anything starts."""
+    offline.raw.update(change)
+    _assert_refused(offline.run(), *words)
+    assert not offline.output_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"source": "gone.jsonl"}, ["'a'", "gone.jsonl"]),
+        ({"adapter": "mesages"}, ["'a'", "'mesages'", "messages"]),
+        ({"name": "../evil"}, ["datasets.0", "'../evil'"]),
+        ({"source": "a.xlsx"}, ["'a'", "a.xlsx", ".jsonl"]),
+        ({"budget_tokens": -5}, ["budget_tokens", "-5"]),
+    ],
+)
+def test_a_wrong_dataset_is_named(offline, settings, words):
+    """A missing source, an unknown adapter and a name that leaves the folder are refused."""
+    (offline.folder / "a.xlsx").write_bytes(b"x")
+    offline.raw["datasets"][0].update(settings)
+    _assert_refused(offline.run(), *words)
+
+
+def test_two_datasets_of_one_name_are_refused(offline):
+    """They would write to one folder."""
+    offline.add_dataset("a", prompts=3)
+    _assert_refused(offline.run(), "more than once", "a")
+
+
+def test_a_missing_parameter_file_is_named(offline):
+    """The path that was given is in the message."""
+    _assert_refused(offline.call("run", "--param-file", "nope.yaml"), "'nope.yaml'", "does not exist")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1", "\x00"])
+def test_a_parameter_file_that_is_no_mapping_is_refused(offline, text):
+    """A list, broken YAML and binary rubbish end alike."""
+    (offline.folder / "odd.yaml").write_text(text)
+    _assert_refused(offline.call("run", "--param-file", "odd.yaml"), "'odd.yaml'")
+
+
+def test_a_run_without_datasets_says_so(offline):
+    """`draftmill run` alone names what is missing."""
+    _assert_refused(offline.call("run"), "datasets", "missing")
+
+
+@pytest.mark.parametrize("command", ["stats", "export"])
+def test_a_folder_that_is_no_run_is_refused(offline, command):
+    """Nothing is counted or exported from a folder without run.json."""
+    _assert_refused(offline.call(command, str(offline.folder)), str(offline.folder), "run.json")
+
+
+def test_a_source_is_found_from_the_parameter_file(offline):
+    """A relative source starts at the parameter file, wherever the command is run."""
+    inner = offline.folder / "inner"
+    inner.mkdir()
+    write_prompts(inner / "b.jsonl", 2)
+    (inner / "p.yaml").write_text("datasets: [{name: b, source: b.jsonl, adapter: mesages}]")
+    _assert_refused(offline.call("run", "--param-file", "inner/p.yaml"), "'mesages'")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["serve"], ["stats"], ["export"]])
+def test_help_is_there_and_needs_no_prefect(command):
+    """Help of every command, without the seconds that importing Prefect takes."""
+    done = subprocess.run([*DRAFTMILL, *command, "--help"], capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    code = "import sys, flows.cli; sys.exit('prefect' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_parameter_is_described(offline):
+    """--help-parameters lists all of them with a sentence and a default."""
+    text = offline.call("run", "--help-parameters").stdout
+    for name in ("max_tokens_per_dataset: 10000000", "temperature: 1.0", "concurrency: 150", "adapter:"):
+        assert name in text
+    assert "None" not in text

@@ -1,0 +1,228 @@
+"""The command line end to end on a real Prefect server, against a server that speaks SGLang's protocol."""
+
+import asyncio
+import json
+import signal
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from fake_sglang import expected_answer
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from run_support import interrupt
+
+from tasks.core.stats_scan import scan_dataset
+
+pytestmark = pytest.mark.prefect
+
+
+@pytest.fixture
+def two_datasets(runner, fake_server):
+    """A runner with two small datasets on a fast server."""
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=2000)]
+    runner.add_dataset("a")
+    runner.add_dataset("b")
+    return runner
+
+
+def _totals(runner, name):
+    rows = runner.rows(name)
+    return len(rows), len({row["id"] for row in rows}), sum(row["completion_tokens"] for row in rows)
+
+
+def _export(runner, split="train"):
+    folder = runner.output_dir / "export" / "data"
+    return [
+        row for file in sorted(folder.glob(f"{split}-*.parquet")) for row in pq.read_table(file).to_pylist()
+    ]
+
+
+def test_a_run_stops_each_dataset_at_its_budget(two_datasets):
+    """One row a prompt, totals at the budget but not far beyond, exit 0, and the paths are printed."""
+    done = two_datasets.run("--max-tokens-per-dataset", "1500")
+    assert done.returncode == 0, done.stderr
+    for name in ("a", "b"):
+        rows, ids, tokens = _totals(two_datasets, name)
+        assert rows == ids
+        assert 1500 <= tokens < 1500 + 8 * 200
+    assert str(two_datasets.output_dir / "export") in done.stdout
+    assert "/runs/flow-run/" in done.stdout
+
+
+def test_the_export_is_token_exact(two_datasets):
+    """Masked ids are the output_ids of the row, and the rest is its prompt, as the model saw it."""
+    assert two_datasets.run("--max-tokens-per-dataset", "1500").returncode == 0
+    raw = {(name, row["id"]): row for name in ("a", "b") for row in two_datasets.rows(name)}
+    exported = _export(two_datasets) + _export(two_datasets, "eval")
+    assert len(exported) == len(raw)
+    for row in exported:
+        source = raw[row["dataset"], row["id"]]
+        trained = [i for i, used in zip(row["input_ids"], row["loss_mask"], strict=True) if used]
+        assert trained == source["output_ids"] == expected_answer(source["input_ids"], 200, 40)[0]
+        assert row["input_ids"][: source["prompt_tokens"]] == source["input_ids"]
+        assert sum(row["loss_mask"]) == source["completion_tokens"]
+
+
+def test_a_second_run_generates_nothing(two_datasets):
+    """The same bytes stay on disk, and the output says that it resumed."""
+    assert two_datasets.run("--max-tokens-per-dataset", "1500").returncode == 0
+    files = [*two_datasets.output_dir.glob("*/raw_responses.jsonl"), *_exported_files(two_datasets)]
+    before = {file: file.read_bytes() for file in files}
+    done = two_datasets.run("--max-tokens-per-dataset", "1500")
+    assert done.returncode == 0
+    assert "nothing was generated again" in done.stdout
+    assert "from the checkpoint, 0 rows read" in done.stderr
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def _exported_files(runner):
+    return [path for path in (runner.output_dir / "export").rglob("*") if path.is_file()]
+
+
+def test_a_larger_budget_goes_on_where_the_smaller_one_ended(two_datasets):
+    """Existing tokens count, and their rows are the beginning of the new file."""
+    two_datasets.run("--max-tokens-per-dataset", "800")
+    before = (two_datasets.output_dir / "a" / "raw_responses.jsonl").read_bytes()
+    two_datasets.run("--max-tokens-per-dataset", "1600")
+    after = (two_datasets.output_dir / "a" / "raw_responses.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert 1600 <= _totals(two_datasets, "a")[2] < 1600 + 8 * 200
+
+
+def test_prompts_that_run_out_are_an_outcome_of_their_own(two_datasets):
+    """Exit 0, every prompt used, and the shortfall is said."""
+    done = two_datasets.run("--max-tokens-per-dataset", "1000000")
+    assert done.returncode == 0
+    assert _totals(two_datasets, "a")[:2] == (100, 100)
+    assert "a is exhausted: all 100 prompts used" in done.stdout
+
+
+def test_a_failed_dataset_stops_nobody_and_is_named(two_datasets):
+    """The other is generated and exported, exit 1; once it is repaired, only it runs."""
+    (two_datasets.folder / "a.jsonl").write_text("")
+    done = two_datasets.run("--max-tokens-per-dataset", "800")
+    assert done.returncode == 1
+    assert "1 of 2 datasets failed" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert {row["dataset"] for row in _export(two_datasets)} == {"b"}
+    rows_of_b = two_datasets.rows("b")
+    two_datasets.raw["datasets"].pop(0)
+    two_datasets.add_dataset("a")
+    assert two_datasets.run("--max-tokens-per-dataset", "800").returncode == 0
+    assert two_datasets.rows("b") == rows_of_b
+    assert {row["dataset"] for row in _export(two_datasets)} == {"a", "b"}
+
+
+def test_an_unreachable_server_is_named(runner):
+    """Exit 1 with the URL, without a traceback."""
+    runner.raw["server"] = {"mode": "connect", "base_urls": ["http://127.0.0.1:9"], "ready_timeout_s": 1}
+    runner.add_dataset("a", prompts=3)
+    done = runner.run()
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_other_settings_are_refused_in_the_same_folder(two_datasets):
+    """The field, both values and both ways out are named; nothing changes; accepting it is recorded."""
+    assert two_datasets.run("--max-tokens-per-dataset", "500").returncode == 0
+    before = two_datasets.rows("a")
+    two_datasets.raw["sampling"] = {"temperature": 0.5}
+    done = two_datasets.run("--max-tokens-per-dataset", "900")
+    assert done.returncode == 1
+    for word in ("sampling.temperature", "1.0", "0.5", "--accept-changed", "another output_dir"):
+        assert word in done.stderr
+    assert two_datasets.rows("a") == before
+    assert two_datasets.run("--max-tokens-per-dataset", "900", "--accept-changed", "sampling").returncode == 0
+    changes = json.loads((two_datasets.output_dir / "run.json").read_text())["accepted_changes"]
+    assert [(change["field"], change["old"], change["new"]) for change in changes] == [
+        ("sampling.temperature", 1.0, 0.5)
+    ]
+
+
+def test_only_the_dataset_asked_for_runs(two_datasets):
+    """--dataset picks out of the parameter file."""
+    assert two_datasets.run("--max-tokens-per-dataset", "500", "--dataset", "b").returncode == 0
+    assert two_datasets.rows("b")
+    assert not two_datasets.rows("a")
+
+
+def test_statistics_and_artifacts_agree_with_the_files(two_datasets):
+    """stats.json, the command's JSON and the Prefect artifacts show what a recount finds."""
+    assert two_datasets.run("--max-tokens-per-dataset", "800").returncode == 0
+    truth = scan_dataset(
+        two_datasets.output_dir / "a", name="a", budget_tokens=800, max_samples=None, prompts=100
+    )
+    shown = json.loads(two_datasets.call("stats", str(two_datasets.output_dir), "--json").stdout)
+    saved = json.loads((two_datasets.output_dir / "stats.json").read_text())
+    assert shown == saved
+    assert (
+        saved["datasets"][0]["completion_tokens"] == truth.completion_tokens == _totals(two_datasets, "a")[2]
+    )
+    [table, progress] = asyncio.run(_artifacts("stats", "progress-a"))
+    assert f"{truth.completion_tokens:,}" in table
+    assert float(progress) == 100.0
+
+
+async def _artifacts(*keys):
+    async with get_client() as client:
+        found = []
+        for key in keys:
+            filters = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+            [*artifacts] = await client.read_artifacts(artifact_filter=filters)
+            found.append(str(max(artifacts, key=lambda artifact: artifact.updated).data))
+        return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_saves_and_goes_on(runner, fake_server, number):
+    """Ctrl-C or SIGTERM: exit 130 with a checkpoint; the next run reads no row twice and asks none again."""
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.add_dataset("a")
+    process = runner.start("--max-tokens-per-dataset", "2500")
+    runner.wait_for_rows("a", 10, process)
+    assert interrupt(process, number) == 130, runner.log()
+    assert "everything generated is saved" in runner.log()
+    before = runner.rows("a")
+    done = runner.run("--max-tokens-per-dataset", "2500")
+    assert done.returncode == 0, done.stderr
+    assert f"resumes with {len(before)} responses" in done.stderr
+    assert "from the checkpoint, 0 rows read" in done.stderr
+    rows, ids, tokens = _totals(runner, "a")
+    assert rows == ids
+    assert tokens >= 2500
+    assert runner.rows("a")[: len(before)] == before
+
+
+def test_a_killed_run_loses_and_doubles_nothing(runner, fake_server):
+    """Kill -9 twice in the middle, then the same command: each prompt once, the total from all runs."""
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.add_dataset("a")
+    for wanted in (8, 30):
+        process = runner.start("--max-tokens-per-dataset", "2500")
+        runner.wait_for_rows("a", wanted, process)
+        interrupt(process, signal.SIGKILL)
+    before = (runner.output_dir / "a" / "raw_responses.jsonl").read_bytes()
+    done = runner.run("--max-tokens-per-dataset", "2500")
+    assert done.returncode == 0, done.stderr
+    rows, ids, tokens = _totals(runner, "a")
+    assert rows == ids
+    assert 2500 <= tokens < 2500 + 8 * 200
+    whole = before[: before.rfind(b"\n") + 1]
+    assert (runner.output_dir / "a" / "raw_responses.jsonl").read_bytes().startswith(whole)
+
+
+def test_a_run_with_a_prefect_server_of_its_own_leaves_no_process(runner, fake_server, tmp_path):
+    """Without a configured server one is started and stopped; even kill -9 of the run ends it."""
+    runner.env = {name: value for name, value in runner.env.items() if name != "PREFECT_API_URL"}
+    runner.env["PREFECT_HOME"] = str(tmp_path / "home")
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.add_dataset("a")
+    process = runner.start("--max-tokens-per-dataset", "2500")
+    runner.wait_for_rows("a", 3, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert any("flows.prefect_server" in " ".join(child.cmdline()) for child in children)
+    interrupt(process, signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
