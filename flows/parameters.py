@@ -154,7 +154,7 @@ class RunParameters(_Section):
     seed: int = 0
     """Of the prompt order and the train/eval split."""
     export: Export = Export()
-    """What is written for the trainers."""
+    """Which files the trainers get."""
     output_dir: str = "data/run"
     """Where everything is written; running again with the same folder resumes."""
     accept_changed: list[str] = []

@@ -10,10 +10,13 @@ import json
 import logging
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from prefect.client.orchestration import get_client
 from prefect.filesystems import LocalFileSystem, WritableFileSystem
-from prefect.results import ResultStore, aget_default_result_storage
+from prefect.results import ResultStore, aresolve_result_storage
 from prefect.serializers import JSONSerializer
+from prefect.settings import get_current_settings
 
 from tasks.core.files import write_bytes_atomically
 
@@ -51,12 +54,11 @@ class PrefectCheckpointStore:
     async def load(self) -> dict[str, Any] | None:
         """The last checkpoint; None when there is none or it cannot be trusted, which is logged."""
         store = await self._open()
-        if not await store.aexists(self.key):
+        content = await _read_bytes(store.result_storage, self.key)
+        if content is None:
             return None
         try:
-            storage = store.result_storage
-            assert storage is not None  # noqa: S101  _open set it
-            _check_serializer(await storage.aread_path(self.key))  # type: ignore[attr-defined]
+            _check_serializer(content)  # before Prefect reads it, in whatever way
             value = (await store.aread(self.key)).result
         except Exception as exc:  # noqa: BLE001  whatever is wrong with it: the log is the truth
             logger.warning("checkpoint %s cannot be read (%s); all rows are counted again", self.key, exc)
@@ -84,10 +86,30 @@ def make_checkpoint_key(output_dir: Path, *, fingerprint_sha256: str, dataset: s
 
 
 async def _resolve_storage() -> WritableFileSystem:
-    storage = await aget_default_result_storage()
-    if type(storage) is LocalFileSystem:
-        return AtomicLocalFileSystem(basepath=storage.basepath)
+    """Prefect's default result storage; a local one with whole writes.
+
+    Prefect's own `aget_default_result_storage` leaves the client open with which it asks the server.
+    """
+    results = get_current_settings().results
+    block: str | UUID | None = results.default_storage_block
+    if block is None:
+        async with get_client() as client:
+            configuration = await client.read_server_default_result_storage()
+        block = configuration.default_result_storage_block_id
+    storage = None if block is None else await aresolve_result_storage(block)
+    if storage is None or type(storage) is LocalFileSystem:
+        basepath = str(results.local_storage_path) if storage is None else storage.basepath
+        return AtomicLocalFileSystem(basepath=basepath)
     return storage
+
+
+async def _read_bytes(storage: Any, key: str) -> bytes | None:
+    """The stored record, or None: each kind of storage has an exception of its own for a missing key."""
+    try:
+        return bytes(await storage.aread_path(key))
+    except Exception as exc:  # noqa: BLE001
+        logger.debug("no checkpoint %s: %s", key, exc)
+        return None
 
 
 def _write(target: Path, content: bytes) -> None:
