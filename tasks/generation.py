@@ -196,7 +196,7 @@ async def _resume(
     for tokens, cap in zip(lengths, caps, strict=True):
         forecast.observe(tokens, max_new_tokens=max(cap, 1))
     if rules.retry_rejected:
-        log.progress.set_aside[:] = 0
+        log.progress.reopen_set_aside()
     return forecast, _describe(point, log)
 
 

@@ -52,6 +52,12 @@ def dump_json(obj: Any) -> bytes:
     return orjson.dumps(obj, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
+def remove_stale_temps(folder: Path) -> None:
+    """Remove what a killed `replace_atomically` left in a folder that only we write to."""
+    for temp in folder.glob(".*.tmp"):
+        temp.unlink(missing_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a power loss (fsync)."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tasks.core.adapters import RowRejected, content_id, get_adapter
-from tasks.core.files import replace_atomically, write_json_atomically
-from tasks.core.prompt_file import PromptFile, hash_id, index_path, write_index
+from tasks.core.files import remove_stale_temps, replace_atomically, write_json_atomically
+from tasks.core.prompt_file import PromptFile, hash_id, write_index
 from tasks.core.records import Prompt, Rejected
 from tasks.core.response_log import REJECTED, parse_line, read_lines
 from tasks.core.sources import MalformedRow, iter_rows
@@ -75,6 +75,7 @@ def prepare_prompts(
         EmptyDatasetError: no row became a prompt; says what became of them.
         SourceError: a file that is no data at all.
     """
+    remove_stale_temps(folder)
     key = options.key(source_sha256)
     if (known := read_report(folder)) is not None and known.key == key and (folder / PROMPTS).exists():
         return dataclasses.replace(known, reused=True)
@@ -95,8 +96,7 @@ def prepare_prompts(
                 f"{options.adapter!r}"
             )
         set_aside = _read_set_aside(folder)
-        for stale in (folder / REPORT, index_path(folder / PROMPTS)):
-            stale.unlink(missing_ok=True)  # a crash from here on must not leave what belongs to other prompts
+        (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
         draft.write(options.seed)
         with replace_atomically(folder / REJECTED) as out:
             out.writelines(row.to_line() for row in draft.rejected)
@@ -186,8 +186,7 @@ class _Draft:
                 self._ids.append(hash_id(row.id))
                 self._contents.append(hash_id(content_id(row)))
                 offset += draft.write(row.to_line())
-        _, first = np.unique(np.frombuffer(self._contents, np.uint64), return_index=True)
-        self.kept = np.sort(first)
+        _, self.kept = np.unique(np.frombuffer(self._contents, np.uint64), return_index=True)
 
     def write(self, seed: int) -> None:
         """Write the kept prompts in dispatch order: a seeded shuffle by hash of seed and id."""

@@ -48,6 +48,10 @@ class Progress:
     duplicates: int = 0
     finish_reasons: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
+    _reopened: np.ndarray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._reopened = np.zeros_like(self.set_aside)
 
     @classmethod
     def empty(cls, prompts: int) -> "Progress":
@@ -78,15 +82,21 @@ class Progress:
         self.rejected[rejected.reason] += 1
         if position is not None and rejected.permanent and not self.done[position]:
             self.set_aside[position] = 1
+            self._reopened[position] = 0
 
     def is_open(self, position: int) -> bool:
         """Whether the prompt at a position still needs an answer."""
-        return not (self.done[position] or self.set_aside[position])
+        return not (self.done[position] or (self.set_aside[position] and not self._reopened[position]))
+
+    def reopen_set_aside(self) -> None:
+        """Ask once more, in this process only, what was set aside for good; checkpoints do not tell."""
+        self._reopened = self.set_aside.copy()
 
     @property
     def open_prompts(self) -> int:
         """How many prompts still need an answer."""
-        return int(len(self.done) - np.count_nonzero(self.done | self.set_aside))
+        closed = self.set_aside & (1 - self._reopened)
+        return int(len(self.done) - np.count_nonzero(self.done | closed))
 
     def to_checkpoint(self, *, prompts_key: str, updated_at: str) -> dict[str, Any]:
         """A JSON-able snapshot with its digest; `prompts_key` names the prompt file it belongs to."""

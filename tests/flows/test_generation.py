@@ -157,6 +157,16 @@ def test_budget_is_reached_and_then_nothing_is_sent(make, policy, budget_tokens)
     assert len(server.seen) == len(dataset.rows) < 300
 
 
+@pytest.mark.parametrize("policy", ["drain", "forecast"])
+def test_failed_attempts_do_not_hold_the_budget_back(make, policy):
+    """What failed is no longer expected: a flaky server's run reaches its budget all the same."""
+    dataset, server = make(prompts=300), FakeServer(latency_s=0.002, faults={"status_500": 0.3, "empty": 0.1})
+    result = dataset.run(server, short=16, budget_tokens=5000, budget_policy=policy, max_attempts=20)
+    dataset.check_rows(server)
+    assert result.outcome == "complete"
+    assert 5000 <= dataset.tokens == result.completion_tokens < 5000 + 16 * 200
+
+
 def test_forecast_stops_closer_to_the_budget_than_draining(make):
     """Knowing what is in flight saves most of the overshoot of a full window."""
     over = {}

@@ -189,3 +189,16 @@ def test_a_bitmap_of_a_million_prompts_is_small():
     done[:400_000] = 1
     assert len(_pack(done)) < 10_000
     assert len(zlib.decompress(base64.b85decode(_pack(done)))) == 125_000
+
+
+def test_reopened_prompts_are_open_in_this_process_only():
+    """--retry-rejected asks set-aside prompts once more; a checkpoint meanwhile still says set aside."""
+    progress = Progress.empty(3)
+    progress.set_aside[1] = 1
+    progress.reopen_set_aside()
+    assert progress.is_open(1)
+    assert progress.open_prompts == 3
+    saved = progress.to_checkpoint(prompts_key="k", updated_at="now")
+    again = Progress.from_checkpoint(saved, prompts_key="k", prompts=3)
+    assert not again.is_open(1)
+    assert again.open_prompts == 2

@@ -97,7 +97,7 @@ def save(log):
 
 def as_dict(progress):
     state = {name: getattr(progress, name) for name in progress.__dataclass_fields__}
-    return {**state, "done": progress.done.tolist(), "set_aside": progress.set_aside.tolist()}
+    return {name: getattr(value, "tolist", lambda value=value: value)() for name, value in state.items()}
 
 
 def play(log, event):
@@ -236,7 +236,8 @@ def test_a_checkpoint_that_the_files_contradict_is_not_used(tmp_path, prompts, f
     (tmp_path / file).write_bytes(b"".join(changed))
     with open_log(tmp_path, prompts, checkpoint) as (log, point):
         assert not point.from_checkpoint
-        assert file in point.note
+        said = "has no line end" if change == "shifted" else f"has {len(b''.join(changed))} bytes"
+        assert f"{file} {said}" in point.note
         assert point.note.endswith("all rows are counted again")
         resumed = as_dict(log.progress)
     with open_log(tmp_path, prompts) as (log, _):
@@ -257,8 +258,9 @@ def test_a_torn_last_line_is_cut_and_its_prompt_is_open_again(tmp_path, prompts)
     """The bytes that were cut are told; the next row starts on a line of its own."""
     whole, torn = make_response(IDS[0]).to_line(), make_response(IDS[1]).to_line()[:-1]
     (tmp_path / RESPONSES).write_bytes(whole + torn)
+    (tmp_path / REJECTED).write_bytes(b"{")
     with open_log(tmp_path, prompts) as (log, point):
-        assert point.cut_bytes == len(torn)
+        assert point.cut_bytes == len(torn) + 1
         assert log.progress.is_open(1)
         log.append(make_response(IDS[1]), position=1)
     assert [json.loads(line)["id"] for _, line in read_lines(tmp_path / RESPONSES)] == IDS[:2]
