@@ -129,10 +129,11 @@ class Dispatcher:
                 feeding = group.create_task(self._feeder.run())
                 while not self._is_done():
                     self._wake.clear()
-                    self._dispatch(group)
+                    now_s = self._clock()
+                    self._dispatch(group, now_s)
                     self._check_outage()
                     if not self._is_done():
-                        await self._sleep_until_woken()
+                        await self._sleep_until_woken(now_s)
                 feeding.cancel()
         except BaseExceptionGroup as failures:
             raise _first(failures) from failures
@@ -153,13 +154,13 @@ class Dispatcher:
     def _has_no_more(self) -> bool:
         return self._feeder.is_empty and not any(self._retries.values())
 
-    def _dispatch(self, group: asyncio.TaskGroup) -> None:
+    def _dispatch(self, group: asyncio.TaskGroup, now_s: float) -> None:
         """Fill the window as far as budget, servers and ready prompts allow."""
         if self._stop is not None:
             return
         for lane in self._window.lanes:
             while self._pool.is_up and self._window.has_room(lane) and self._may_send_more():
-                item = self._next_item(lane)
+                item = self._next_item(lane, now_s)
                 if item is None:
                     break
                 self._send(group, item)
@@ -185,9 +186,9 @@ class Dispatcher:
             self._begin_drain()
         return allowed
 
-    def _next_item(self, lane: str) -> _Item | None:
+    def _next_item(self, lane: str, now_s: float) -> _Item | None:
         retries = self._retries[lane]
-        if retries and retries[0][0] <= self._clock():
+        if retries and retries[0][0] <= now_s:
             return heapq.heappop(retries)[2]
         if len(retries) >= self._window.lanes[lane].concurrency:
             return None  # a server that fails everything must not be fed the whole dataset meanwhile
@@ -350,11 +351,10 @@ class Dispatcher:
                 "goes on from here when the server is back"
             )
 
-    async def _sleep_until_woken(self) -> None:
-        now_s = self._clock()
-        # A retry that is due already waits for a slot, a server or the budget: those wake us themselves.
-        due = [retries[0][0] - now_s for retries in self._retries.values() if retries]
-        timeout_s = min([_TICK_S, *(wait_s for wait_s in due if wait_s > 0)])
+    async def _sleep_until_woken(self, now_s: float) -> None:
+        # What was due when we looked waits for a slot, a server or the budget: those wake us themselves.
+        due = [retries[0][0] for retries in self._retries.values() if retries and retries[0][0] > now_s]
+        timeout_s = min([_TICK_S, *(due_s - self._clock() for due_s in due)])
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()

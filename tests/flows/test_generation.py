@@ -26,6 +26,7 @@ from tasks.core.append_file import AppendError
 from tasks.core.dataset_lock import DatasetLockedError
 from tasks.core.response_log import RESPONSES, ResponseLog
 from tasks.generation import GenerationIncompleteError
+from tasks.turn import Turn
 
 FLAKY = {"status_500": 0.05, "reset": 0.02, "half": 0.01, "abort": 0.01, "empty": 0.01, "wrong_count": 0.01}
 NEVER_S = 3600.0
@@ -132,6 +133,17 @@ def test_prompt_longer_than_the_context_is_never_sent(make, monkeypatch):
     assert max(len(seen["input_ids"]) for seen in server.seen) < 300
 
 
+def test_run_whose_last_prompts_cannot_be_sent_ends(make, monkeypatch):
+    """With nothing in flight, the end of the prompts is noticed by itself."""
+    monkeypatch.setattr("generation_support.CONTEXT_LENGTH", 300)
+    monkeypatch.setattr(feed, "BATCH", 1)
+    dataset, server = make(prompts=20, long_every=5), FakeServer()
+    dataset.run(server)
+    result = dataset.run(server, retry_rejected=True)
+    assert (result.outcome, len(server.seen)) == ("exhausted", 16)
+    assert [row.reason for row in dataset.rejected] == ["prompt_too_long"] * 8
+
+
 def test_lane_far_behind_the_other_still_gets_its_prompts(make, monkeypatch):
     """Prompts read past because their lane had enough are all asked, once each."""
     for name, value in (("READY_PER_LANE", 4), ("BATCH", 2), ("PARKED_LIMIT", 8)):
@@ -175,6 +187,16 @@ def test_forecast_stops_closer_to_the_budget_than_draining(make):
         dataset.run(server, short=48, budget_tokens=6000, budget_policy=policy)
         over[policy] = dataset.tokens - 6000
     assert over["forecast"] < over["drain"]
+
+
+@pytest.mark.parametrize("policy", ["drain", "forecast"])
+def test_tokens_of_earlier_runs_count_towards_the_budget(make, policy):
+    """A larger budget on resume adds what is missing to it, not all of it again."""
+    dataset, server = make(prompts=300), FakeServer(latency_s=0.002)
+    for budget_tokens in (3000, 6000):
+        dataset.run(server, short=8, budget_tokens=budget_tokens, budget_policy=policy)
+        assert budget_tokens <= dataset.tokens < budget_tokens + 8 * 200
+    dataset.check_rows(server)
 
 
 def test_budget_that_is_reached_needs_no_server(make):
@@ -255,9 +277,9 @@ def test_waiting_takes_no_processor_time(make, monkeypatch, state):
     rounds = Counter()
     dispatching = dispatch.Dispatcher._dispatch
 
-    def counted(self, group):
+    def counted(self, group, now_s):
         rounds["all"] += 1
-        dispatching(self, group)
+        dispatching(self, group, now_s)
 
     monkeypatch.setattr(dispatch.Dispatcher, "_dispatch", counted)
 
@@ -476,6 +498,15 @@ def test_prompt_whose_attempts_run_out_is_left_for_a_resume(make, fault, reason,
     assert len(dataset.rows) == 12
 
 
+def test_retry_that_falls_due_at_any_moment_is_seen(make, monkeypatch):
+    """A retry due between a look at the queue and the sleep after it is not slept over."""
+    monkeypatch.setattr(dispatch, "BACKOFF_FIRST_S", 1e-4)
+    monkeypatch.setattr(dispatch, "BACKOFF_LAST_S", 1e-4)
+    dataset, server = make(prompts=1), FakeServer(script=["status_503"] * 400)
+    dataset.run(server)
+    dataset.check_complete(server)
+
+
 def test_request_that_times_out_is_retried(make):
     """A server that keeps one request for itself does not keep its prompt."""
     dataset, server = make(prompts=5), FakeServer(script=["hang"])
@@ -656,16 +687,17 @@ def test_wrong_key_stops_the_run(make):
 # Overlap
 
 
-def test_next_dataset_fills_the_window_while_the_first_drains(make):
+@pytest.mark.parametrize(("prompts", "cap"), [(30, 6), (6, None)])
+def test_next_dataset_fills_the_window_while_the_first_drains(make, prompts, cap):
     """With one turn, the second starts when the first begins to drain, and all slots stay in use."""
-    first, second, server = make("d1", prompts=30), make("d2", prompts=60), FakeServer()
+    first, second, server = make("d1", prompts=prompts), make("d2", prompts=60), FakeServer()
 
     async def scenario():
         async with serve(first.renderer, server, short=10) as resources:
             server.gate.clear()
             runs = [
                 asyncio.create_task(each.generate(resources, max_samples=n))
-                for each, n in ((first, 6), (second, 60))
+                for each, n in ((first, cap), (second, None))
             ]
             await wait_until(lambda: server.in_flight == 10)
             assert [each.statuses[-1].rows for each in (first, second)] == [0, 0]
@@ -812,6 +844,27 @@ def test_cancel_at_any_moment_leaves_slots_free_and_rows_whole(make):
 
     asyncio.run(scenario())
     dataset.check_complete(server)
+
+
+def test_turn_goes_round_whatever_its_holder_does():
+    """A holder that fails gives its turn up, and one that gave it up does not give it twice."""
+
+    async def scenario():
+        turn = Turn(1)
+        for give_up_early in (False, True, True):
+            with contextlib.suppress(OSError):
+                async with turn.hold("d1") as give_up:
+                    if give_up_early:
+                        give_up()
+                    raise OSError("ours")
+        async with turn.hold("d2"):
+            waiting = asyncio.create_task(turn.hold("d3").__aenter__())
+            await turn.wait_queued("d3")
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await cancel(waiting)
+
+    asyncio.run(scenario())
 
 
 def test_cancel_while_waiting_for_a_turn_changes_nothing(make):
