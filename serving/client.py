@@ -1,7 +1,8 @@
 """One SGLang server over HTTP.
 
-Knows paths, time-outs and how httpx failures translate; does not retry, count or choose servers.
-Invariant: a method returns a checked value or raises a `ServingError`; no httpx error escapes.
+Knows paths, time-outs and how httpx failures translate; does not retry, count or choose servers. Control
+calls go through httpx, answers through the hot path.
+Invariant: a method returns a checked value or raises a `ServingError`; no library's error escapes.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from serving.errors import (
     ServerMisconfigured,
     ServerUnreachable,
 )
+from serving.hot_path import HotPath
 from serving.protocol import Generation, GenerationRequest, read_error, read_generation
 
 CONTROL_TIMEOUT_S = 20.0
@@ -35,7 +37,7 @@ class SGLangClient:
         api_key: sent as a bearer token; never logged.
         request_timeout_s: how long one answer may take in all.
         max_connections: requests that may be in flight at once.
-        transport: for tests.
+        transport: an httpx transport to use for everything, answers too (tests script one).
 
     Raises:
         ServerMisconfigured: the URL or the key cannot be used.
@@ -55,6 +57,14 @@ class SGLangClient:
         self._vocab_size = vocab_size
         self._request_timeout_s = request_timeout_s
         headers = _to_headers(api_key)
+        self._hot_path = None
+        if transport is None:
+            self._hot_path = HotPath(
+                self.base_url,
+                headers=headers,
+                timeout_s=request_timeout_s,
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+            )
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.base_url,
@@ -77,14 +87,14 @@ class SGLangClient:
             PromptRefused: the server will never take this prompt.
             ServerMisconfigured: wrong key or path.
         """
-        reply = await self._send(
-            "POST", "/generate", content=request.to_body(), headers={"Content-Type": "application/json"}
-        )
-        if reply.status_code != httpx.codes.OK:
-            raise read_error(reply.status_code, reply.content, server=self.base_url)
-        return read_generation(
-            reply.content, request=request, vocab_size=self._vocab_size, server=self.base_url
-        )
+        if self._hot_path is not None:
+            status, content = await self._hot_path.post("/generate", request.to_body())
+        else:
+            reply = await self._post_json("/generate", request.to_body())
+            status, content = reply.status_code, reply.content
+        if status != httpx.codes.OK:
+            raise read_error(status, content, server=self.base_url)
+        return read_generation(content, request=request, vocab_size=self._vocab_size, server=self.base_url)
 
     async def probe(self, input_ids: list[int], sampling_params: Mapping[str, Any]) -> dict[str, Any]:
         """The server's whole answer to one prompt, with the prompt ids it saw; for checks before a run."""
@@ -94,10 +104,7 @@ class SGLangClient:
             "sampling_params": dict(sampling_params),
             "return_prompt_token_ids": True,
         }
-        reply = await self._send(
-            "POST", "/generate", content=orjson.dumps(body), headers={"Content-Type": "application/json"}
-        )
-        return self._read_object(reply, "/generate")
+        return self._read_object(await self._post_json("/generate", orjson.dumps(body)), "/generate")
 
     async def is_ready(self) -> bool:
         """Whether GET /ready answers 200; instant, unlike /health, which runs a generation."""
@@ -128,6 +135,8 @@ class SGLangClient:
     async def close(self) -> None:
         """Close all connections; the server frees the slots of requests still in flight."""
         await self._http.aclose()
+        if self._hot_path is not None:
+            await self._hot_path.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -150,6 +159,9 @@ class SGLangClient:
         if not isinstance(value, dict):
             raise BadReply(f"{self.base_url}{path}: not an object", server=self.base_url, status=200)
         return value
+
+    async def _post_json(self, path: str, body: bytes) -> httpx.Response:
+        return await self._send("POST", path, content=body, headers={"Content-Type": "application/json"})
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:

@@ -169,7 +169,7 @@ class Dispatcher:
 
     def _send(self, group: asyncio.TaskGroup, item: _Item) -> None:
         number = next(self._numbers)
-        self._window.take(item.rendered.lane)
+        self._window.take(item.rendered.lane, by=self._wake.set)
         self._budget.dispatched(number, now_s=self._clock(), max_new_tokens=item.rendered.max_new_tokens)
         self._in_flight.add(number)
         asking = group.create_task(self._ask(number, item))

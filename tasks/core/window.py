@@ -33,8 +33,8 @@ class Window:
         """Whether a slot is free."""
         return self._taken[lane] < self.lanes[lane].concurrency
 
-    def take(self, lane: str) -> None:
-        """Take a free slot.
+    def take(self, lane: str, *, by: Listener | None = None) -> None:
+        """Take a free slot; the listener that took one is told of the next ones last.
 
         Raises:
             ValueError: none is free.
@@ -42,6 +42,9 @@ class Window:
         if not self.has_room(lane):
             raise ValueError(f"lane {lane!r} has no free slot")
         self._taken[lane] += 1
+        if by is not None and len(self._listeners) > 1:
+            self._listeners.remove(by)
+            self._listeners.append(by)
 
     def free(self, lane: str) -> None:
         """Give a slot back."""
@@ -50,7 +53,6 @@ class Window:
         self._taken[lane] -= 1
         for listener in list(self._listeners):
             listener()
-        self._listeners.rotate(-1)
 
     @property
     def in_flight(self) -> int:

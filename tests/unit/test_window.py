@@ -41,15 +41,16 @@ def test_a_full_lane_leaves_the_other_one_open():
     assert window.has_room("long")
 
 
-def test_listeners_take_turns_at_being_first():
-    """The one that was told first is told last the next time; each is told of every slot."""
+def test_the_listener_that_took_last_is_told_last():
+    """Each is told of every slot, and who took one lets the others go first at the next."""
     window, told = make_window(short=3), []
-    for name in "abc":
-        window.subscribe(lambda name=name: told.append(name))
-    for _ in range(4):
-        window.take("short")
+    listeners = {name: lambda name=name: told.append(name) for name in "abc"}
+    for listener in listeners.values():
+        window.subscribe(listener)
+    for name in "aab":
+        window.take("short", by=listeners[name])
         window.free("short")
-    assert "".join(told) == "abcbcacababc"
+    assert "".join(told) == "bcabcacab"
 
 
 def test_a_listener_finds_the_slot_free():
