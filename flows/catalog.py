@@ -123,6 +123,8 @@ def _explain(exc: ValidationError) -> str:
             )
         elif error["type"] == "missing":
             lines.append(f"{where}: missing")
+        elif error["type"] == "value_error":  # our own sentence, which names the value where it may
+            lines.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
         else:
             lines.append(f"{where}: {error['msg']} (it is {error['input']!r})")
     return "\n".join(dict.fromkeys(lines))

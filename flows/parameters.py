@@ -54,6 +54,10 @@ class Server(_Section):
         for url in self.base_urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"server.base_urls: {url!r} does not start with http:// or https://")
+            if "@" in url:  # it would be in every row; not repeated here, for it may hold a password
+                raise ValueError(
+                    "server.base_urls: a URL holds a user or password (@); give the key as DRAFTMILL_API_KEY"
+                )
         return self
 
 

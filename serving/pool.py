@@ -11,11 +11,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from serving.client import SGLangClient
-from serving.errors import ConnectionBroken, NotReady, ServerUnreachable
+from serving.errors import (
+    BadReply,
+    ConnectionBroken,
+    NotReady,
+    RequestFailed,
+    ServerFailed,
+    ServerUnreachable,
+)
 
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 2.0
+FAILURES_TO_SET_ASIDE = 10
+LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -26,10 +35,16 @@ class _Member:
     down_since_s: float = 0.0
     probe: asyncio.Task[None] | None = None
     check: asyncio.Task[bool] | None = None
+    failures_in_a_row: int = 0
+    pause_s: float = 0.0
 
 
 class ServerPool:
-    """Least in flight first; a server that cannot be reached is set aside until `/ready` answers again."""
+    """Least in flight first; a server that cannot be reached is set aside until `/ready` answers again.
+
+    So is one that answers, but with FAILURES_TO_SET_ASIDE errors of its own in a row: being quick at failing
+    it would draw most requests. It pauses longer each time, for its `/ready` may go on saying yes.
+    """
 
     def __init__(
         self,
@@ -89,6 +104,14 @@ class ServerPool:
                 raise ConnectionBroken(str(exc), server=exc.server) from exc
             self._set_aside(member, exc)
             raise
+        except (ServerFailed, BadReply) as exc:
+            member.failures_in_a_row += 1
+            if member.failures_in_a_row >= FAILURES_TO_SET_ASIDE:
+                member.pause_s = min(LONGEST_PAUSE_S, max(self._probe_every_s, 2 * member.pause_s))
+                self._set_aside(member, exc)
+            raise
+        else:
+            member.failures_in_a_row, member.pause_s = 0, 0.0
         finally:
             member.in_flight -= 1
 
@@ -125,7 +148,7 @@ class ServerPool:
             member.check = asyncio.create_task(member.client.is_ready())
         return await asyncio.shield(member.check)
 
-    def _set_aside(self, member: _Member, exc: ServerUnreachable) -> None:
+    def _set_aside(self, member: _Member, exc: RequestFailed) -> None:
         if not member.up:
             return
         member.up = False
@@ -136,10 +159,11 @@ class ServerPool:
 
     async def _readmit(self, member: _Member) -> None:
         while True:
-            await asyncio.sleep(self._probe_every_s)
+            await asyncio.sleep(max(self._probe_every_s, member.pause_s))
             if await member.client.is_ready():
                 break
         member.up = True
+        member.failures_in_a_row = 0
         logger.info(
             "server %s is back after %.0f s", member.client.base_url, self._clock() - member.down_since_s
         )

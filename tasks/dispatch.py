@@ -34,6 +34,8 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_LAST_S = 60.0
 _BACKOFF_DOUBLINGS = 10  # enough to reach BACKOFF_LAST_S; thousands of tries would overflow a float
 _TICK_S = 1.0
+REFUSALS_TO_STOP = 25
+_REJECTIONS_TO_LOG = 20  # of one run, each on its own line; all of them are in rejected.jsonl
 
 
 class OutageError(RuntimeError):
@@ -106,6 +108,8 @@ class Dispatcher:
         self._in_flight: set[int] = set()
         self._draining = False
         self._stop: Exception | None = None
+        self._started_s = clock()
+        self._refused_in_a_row = 0
         self._failing_since_s: float | None = None
         self._silent_s = 0.0
         self.counts = DispatchCounts()
@@ -221,6 +225,7 @@ class Dispatcher:
             self._handle_failure(exc, item)
         except PromptRefused as exc:
             self._set_aside(item, exc.reason, str(exc), permanent=True, status=exc.status)
+            self._count_refusal(exc)
         except ServerMisconfigured as exc:
             self._stop = self._stop or exc
         finally:
@@ -329,21 +334,33 @@ class Dispatcher:
         self._write_rejected(rejected, item.position)
 
     def _write_rejected(self, rejected: Rejected, position: int) -> None:
-        logger.warning("prompt %r set aside in rejected.jsonl: %s", rejected.id, rejected.detail)
+        level = logging.WARNING if self.counts.given_up < _REJECTIONS_TO_LOG else logging.DEBUG
+        logger.log(level, "prompt %r set aside in rejected.jsonl: %s", rejected.id, rejected.detail)
         self._log.reject(rejected, position=position)
         self.counts.given_up += 1
 
     def _count_good(self, answer: Generation) -> None:
         self.counts.answers += 1
         self.counts.completion_tokens += answer.completion_tokens
+        self._refused_in_a_row = 0
         self._failing_since_s, self._silent_s = None, 0.0
+
+    def _count_refusal(self, exc: PromptRefused) -> None:
+        """Stop when nothing but refusals come back: it is not the prompts then."""
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row >= REFUSALS_TO_STOP and not self.counts.answers and self._stop is None:
+            self._stop = ServerMisconfigured(
+                f"the first {self._refused_in_a_row} prompts were all refused, the last one so: {exc}. "
+                "Correct the server or the parameters, then run again with --retry-rejected"
+            )
 
     def _check_outage(self) -> None:
         """Stop when no server is up, or requests do nothing but fail, for longer than the time-out.
 
-        Silence is measured from failure to failure: a long answer on its way is none.
+        Silence is measured from failure to failure: a long answer on its way is none. An outage that began
+        before this dataset or this retry of it counts from here: each gets the whole time-out.
         """
-        down_s = max(self._pool.down_for_s, self._silent_s)
+        down_s = max(min(self._pool.down_for_s, self._clock() - self._started_s), self._silent_s)
         if down_s > self._rules.outage_timeout_s and self._stop is None:
             self._stop = OutageError(
                 f"no server gave an answer for {down_s:.0f} s (outage_timeout_s "

@@ -42,6 +42,14 @@ def test_a_wrong_parameter_is_named_with_its_value(offline, change, words):
     assert not offline.output_dir.exists()
 
 
+def test_a_password_in_a_url_is_refused_and_not_repeated(offline):
+    """It would stand in every row; the message does not show it either."""
+    offline.raw["server"]["base_urls"] = ["http://me:hunter2@127.0.0.1:1"]
+    done = offline.run()
+    _assert_refused(done, "server", "DRAFTMILL_API_KEY")
+    assert "hunter2" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -463,6 +463,34 @@ def test_refused_prompts_are_asked_again_on_request(make, tokenizer_folder, with
     dataset.check_rows(server)
 
 
+def test_a_server_that_refuses_everything_stops_the_run(make):
+    """Not the prompts are wrong then: most of them stay open, and the message says what to do."""
+    dataset, server = make(prompts=400), FakeServer(script=["status_400"] * 400)
+    with pytest.raises(ServerMisconfigured, match=r"were all refused.*--retry-rejected"):
+        dataset.run(server, short=8)
+    assert len(dataset.rejected) < 60
+    dataset.run(FakeServer(), retry_rejected=True)
+    assert len(dataset.rows) == 400
+
+
+def test_an_outage_from_before_counts_from_the_start(make):
+    """A dataset that starts on a dead server gets its whole time-out, not what another one left of it."""
+    dataset, server = make(prompts=3), FakeServer()
+
+    async def scenario():
+        async with serve(dataset.renderer, server) as resources:
+            resources.pool._members[0].up = False
+            resources.pool._members[0].down_since_s = float("-inf")
+            running = asyncio.create_task(dataset.generate(resources, outage_timeout_s=100))
+            await asyncio.sleep(1.5)
+            assert not running.done()
+            resources.pool._members[0].up = True
+            resources.pool._notify()
+            return await running
+
+    assert asyncio.run(scenario()).rows == 3
+
+
 def test_failed_attempts_are_retried_and_counted(make):
     """A row says which attempt it was."""
     dataset, server = make(prompts=1), FakeServer(script=["status_500", "half", "abort"])

@@ -17,7 +17,7 @@ from serving.errors import (
     ServerMisconfigured,
     ServerUnreachable,
 )
-from serving.pool import ServerPool
+from serving.pool import FAILURES_TO_SET_ASIDE, ServerPool
 from serving.protocol import GenerationRequest
 
 TIMEOUT_S = 60
@@ -377,3 +377,41 @@ def test_close_ends_every_probe_and_question():
         return len(asyncio.all_tasks())
 
     assert run(scenario, probe_every_s=1000) == 1
+
+
+def failed(client_url="s"):
+    return ServerFailed("boom", server=client_url, status=500)
+
+
+def test_server_that_only_fails_is_set_aside_and_tried_again():
+    """Quick failures would draw most requests; after ten in a row it pauses, longer each time."""
+
+    async def scenario(pool, server):
+        pauses = []
+        for _ in range(2):
+            for _ in range(FAILURES_TO_SET_ASIDE):
+                assert pool.is_up
+                await fail(pool, failed())
+            assert not pool.is_up
+            started = asyncio.get_running_loop().time()
+            await wait_until(lambda: pool.is_up)
+            pauses.append(asyncio.get_running_loop().time() - started)
+        return pauses, server.asked
+
+    (first, second), asked = run(scenario, servers=1, probe_every_s=0.05)
+    assert first >= 0.05
+    assert second >= 0.1
+    assert asked == 2
+
+
+def test_a_good_answer_ends_the_count_of_failures():
+    """Nine failures, a good answer and nine failures set no server aside."""
+
+    async def scenario(pool, _):
+        for _ in range(3):
+            for _ in range(FAILURES_TO_SET_ASIDE - 1):
+                await fail(pool, failed())
+            await lease_url(pool)
+        return pool.is_up
+
+    assert run(scenario, servers=1)
