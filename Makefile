@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit bench bench-quick lock clean
+.PHONY: help demo test test-live check unit bench bench-quick lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ check: $(DEV_STAMP) ## Lint, types and import contracts only
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test-live: $(DEV_STAMP) ## Tests on a real SGLang server: make test-live SGLANG_URL=http://127.0.0.1:30000
+	SGLANG_URL=$(SGLANG_URL) $(BIN)/python -m pytest tests/live -m live
 
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q

@@ -70,7 +70,7 @@ async def open_session(rules: WarmUpRules) -> Session:
     """
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     info = await _wait_ready(rules, api_key)
-    model = rules.model or str(info.get("model_path") or "")
+    model = rules.model or str(info.get("served_model_name") or info.get("model_path") or "")
     target = await asyncio.to_thread(_load_target, rules, model, info)
     clients = [
         SGLangClient(
