@@ -179,6 +179,7 @@ def _run_flow(parameters: Any) -> int:
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    _keep_loopback_off_proxies()
     output_dir = Path(parameters.output_dir)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -193,6 +194,13 @@ def _run_flow(parameters: Any) -> int:
             return _run_on_server(parameters, ui)
     except PrefectServerError as exc:
         _fail(str(exc), EXIT_FAILED)
+
+
+def _keep_loopback_off_proxies() -> None:
+    """Prefect's client follows the environment's proxies, which cannot reach this machine's own ports."""
+    for name in ("NO_PROXY", "no_proxy"):
+        known = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join(dict.fromkeys([*known, "127.0.0.1", "localhost"]))
 
 
 def _run_on_server(parameters: Any, ui: str | None) -> int:

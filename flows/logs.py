@@ -26,9 +26,13 @@ def show_our_logs() -> None:
 
 
 def _spare_the_traceback(record: logging.LogRecord) -> bool:
-    """Our own errors are written for people, with what to do; a traceback would only hide the sentence."""
+    """Our own errors are written for people, with what to do; a traceback would only hide the sentence.
+
+    So it is with those of the operating system: a full disk or a missing permission is no bug.
+    """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    if error is not None and type(error).__module__.split(".", 1)[0] in _OURS:
+    ours = error is not None and type(error).__module__.split(".", 1)[0] in _OURS
+    if ours or isinstance(error, OSError):
         record.exc_info = None
         record.exc_text = None
         record.msg, record.args = "%s: %s", (type(error).__name__, error)

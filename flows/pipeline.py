@@ -31,7 +31,7 @@ class DatasetsFailedError(RuntimeError):
         self.report = report
         reasons = "\n".join(f"  {name}: {why}" for name, why in failed.items())
         super().__init__(
-            f"{len(failed)} of {len(report.stats)} datasets failed:\n{reasons}\n"
+            f"{len(failed)} of {len(failed) + len(report.results)} datasets failed:\n{reasons}\n"
             "Retry this run, or run the same command again: what is done is not done again."
         )
 
@@ -55,12 +55,24 @@ async def generate_drafter_data(parameters: RunParameters) -> RunReport:
     output_dir = Path(parameters.output_dir)
     async with open_run(parameters):
         results, failed = await _generate_all(parameters, datasets)
-    stats = await aggregate_stats(output_dir, [to_plan(parameters, dataset) for dataset in datasets])
-    export = await export_drafter_data(output_dir, stats, to_export_rules(parameters))
-    report = RunReport(output_dir, results, stats, export)
+    try:
+        report = await _aggregate_and_export(parameters, datasets, results)
+    except Exception as exc:
+        if failed:  # the first failure is the one to know: a full disk fails all that comes after
+            raise DatasetsFailedError(failed, RunReport(output_dir, results, [], None)) from exc
+        raise
     if failed:
         raise DatasetsFailedError(failed, report)
     return report
+
+
+async def _aggregate_and_export(
+    parameters: RunParameters, datasets: list[DatasetSettings], results: list[GenerationResult]
+) -> RunReport:
+    output_dir = Path(parameters.output_dir)
+    stats = await aggregate_stats(output_dir, [to_plan(parameters, dataset) for dataset in datasets])
+    export = await export_drafter_data(output_dir, stats, to_export_rules(parameters))
+    return RunReport(output_dir, results, stats, export)
 
 
 async def _generate_all(

@@ -3,6 +3,7 @@
 import sys
 
 import typer
+from prefect.client.orchestration import get_client
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
@@ -16,6 +17,9 @@ async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
     """Run the flow on the server at `ui`, or on the one that Prefect knows; returns the exit code."""
     api = {PREFECT_API_URL: f"{ui}/api"} if ui else {}
     with temporary_settings(api):
+        if (problem := await _find_problem()) is not None:
+            typer.echo(f"draftmill: {problem}", err=True)
+            return 1
         try:
             state = await generate_drafter_data(parameters, return_state=True)
         finally:
@@ -32,10 +36,23 @@ async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
     return 1
 
 
+async def _find_problem() -> str | None:
+    """Why Prefect's server cannot be used, or None; said before a flow would fail on it in its own way."""
+    client = get_client()  # entering it as a context would fail here, with a traceback
+    error = await client.api_healthcheck()
+    if error is None:
+        return None
+    return (
+        f"the Prefect server at {PREFECT_API_URL.value()} does not answer ({error}); start it, or unset "
+        "PREFECT_API_URL to use one that comes and goes with the run"
+    )
+
+
 def _print_report(report: RunReport) -> None:
     console = make_console()
     console.print()
-    console.print(stats_table(report.stats))
+    if report.stats:
+        console.print(stats_table(report.stats))
     if report.results and not any(result.new_rows for result in report.results):
         console.print("Resumed: everything was there already, nothing was generated again.")
     for result in report.results:

@@ -24,7 +24,7 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     temp = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     # "x" never follows a link that somebody left there, and mkstemp's mode 0600 would hide the
     # result from the other users of a shared filesystem.
-    with temp.open("xb") as file:
+    with name_in_errors(path), temp.open("xb") as file:
         try:
             yield file
             file.flush()
@@ -34,6 +34,17 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
             temp.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Give the errors of writes a file name: "No space left on device" does not say where."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno is None or exc.filename is not None:
+            raise
+        raise OSError(exc.errno, exc.strerror, str(path)) from exc
 
 
 def write_bytes_atomically(path: Path, data: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tasks.core.adapters import RowRejected, content_id, get_adapter
-from tasks.core.files import remove_stale_temps, replace_atomically, write_json_atomically
+from tasks.core.files import name_in_errors, remove_stale_temps, replace_atomically, write_json_atomically
 from tasks.core.prompt_file import PromptFile, hash_id, write_index
 from tasks.core.records import Prompt, Rejected
 from tasks.core.response_log import REJECTED, parse_line, read_lines
@@ -175,7 +175,7 @@ class _Draft:
 
     def collect(self, rows: Iterator[Prompt | Rejected]) -> None:
         """Write every prompt to the draft and decide which are kept: the first of each content."""
-        with self.path.open("wb") as draft:
+        with name_in_errors(self.path), self.path.open("wb") as draft:
             offset = 0
             for row in rows:
                 self.rows_read += 1

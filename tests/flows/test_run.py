@@ -3,6 +3,8 @@
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 
 import psutil
 import pyarrow.parquet as pq
@@ -122,6 +124,62 @@ def test_an_unreachable_server_is_named(runner):
     assert done.returncode == 1
     assert "http://127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_prefect_server_that_is_away_is_named(two_datasets):
+    """Exit 1 with its URL and what to do, without a traceback, and nothing is generated."""
+    two_datasets.env["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+    done = two_datasets.run("--max-tokens-per-dataset", "500")
+    assert done.returncode == 1
+    assert "http://127.0.0.1:9/api does not answer" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not two_datasets.rows("a")
+
+
+def test_proxies_of_the_environment_are_no_obstacle(two_datasets):
+    """Loopback is reached directly, whatever proxy the environment names."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        two_datasets.env[name] = "http://127.0.0.1:9"
+    assert two_datasets.run("--max-tokens-per-dataset", "500").returncode == 0
+    assert two_datasets.rows("a")
+
+
+def test_a_second_run_on_the_same_folder_is_refused(runner, fake_server):
+    """It names the process that holds the dataset, and the first run ends well."""
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.add_dataset("a")
+    process = runner.start("--max-tokens-per-dataset", "1500")
+    runner.wait_for_rows("a", 3, process)
+    done = runner.run("--max-tokens-per-dataset", "1500")
+    assert done.returncode == 1
+    assert f"is being written by process {process.pid} on" in done.stderr
+    assert process.wait(300) == 0
+    rows, ids, tokens = _totals(runner, "a")
+    assert rows == ids
+    assert 1500 <= tokens < 1500 + 8 * 200
+
+
+def test_a_full_disk_is_named_and_loses_nothing(two_datasets):
+    """Exit 1 with the path and what to do, no traceback; with space again, the run completes."""
+    (two_datasets.folder / "limit.py").write_text(
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "from flows.cli import main; main()\n"
+    )
+    argv = ["run", "--param-file", str(two_datasets.write()), "--max-tokens-per-dataset", "3000"]
+    limited = [sys.executable, "limit.py", *argv]
+    done = subprocess.run(
+        limited, cwd=two_datasets.folder, env=two_datasets.env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "raw_responses.jsonl" in done.stderr
+    assert "run the same command again" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    before = two_datasets.rows("a")
+    assert before
+    assert two_datasets.run("--max-tokens-per-dataset", "3000").returncode == 0
+    assert two_datasets.rows("a")[: len(before)] == before
 
 
 def test_other_settings_are_refused_in_the_same_folder(two_datasets):
