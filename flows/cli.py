@@ -25,11 +25,18 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 _ParamFile = Annotated[
     Path | None,
-    typer.Option("--param-file", "-p", help="YAML or JSON file of parameters (see --help-parameters)."),
+    typer.Option(
+        "--param-file", "-p", metavar="FILE", help="YAML or JSON file of parameters (see --help-parameters)."
+    ),
 ]
 _Datasets = Annotated[
     list[str] | None,
-    typer.Option("--dataset", "-d", help="Only this dataset of the file or the catalog; may be repeated."),
+    typer.Option(
+        "--dataset",
+        "-d",
+        metavar="NAME",
+        help="Only this dataset of the file or the catalog; may be repeated.",
+    ),
 ]
 _Output = Annotated[Path | None, typer.Option("--output-dir", "-o", help="Where everything is written.")]
 _Budget = Annotated[
@@ -51,11 +58,13 @@ def run(
     max_samples: Annotated[int | None, typer.Option(min=1, help="At most so many responses each.")] = None,
     output_dir: _Output = None,
     base_url: Annotated[
-        list[str] | None, typer.Option(help="URL of an SGLang server (mode connect); may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="URL", help="An SGLang server (mode connect); may be repeated."),
     ] = None,
     mode: Annotated[str | None, typer.Option(help="connect or embedded.")] = None,
     accept_changed: Annotated[
-        list[str] | None, typer.Option(help="Fingerprint field that may differ from the folder's.")
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Fingerprint field that may differ from the folder's."),
     ] = None,
     retry_rejected: Annotated[
         bool, typer.Option("--retry-rejected", help="Ask prompts again that were set aside for good.")
@@ -120,7 +129,9 @@ def stats(
 @app.command()
 def export(
     output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    eval_fraction: Annotated[float, typer.Option(min=0.0, max=0.99, help="Share held out.")] = 0.02,
+    eval_fraction: Annotated[
+        float | None, typer.Option(min=0.0, max=0.99, help="Share held out; the run's own when left out.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split; the run's own when left out.")] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take incomplete datasets too.")] = False,
 ) -> None:
@@ -130,9 +141,18 @@ def export(
     from tasks.export import ExportRules, export_datasets
 
     found = _collect_stats(output_dir)
-    if seed is None:
-        seed = int(read_run_file(output_dir)["fingerprint"]["seed"])
-    rules = ExportRules(eval_fraction, seed, ("parquet", "jsonl"), partial)
+    run_file = read_run_file(output_dir)
+    settings = {
+        "eval_fraction": 0.02,
+        "formats": ["parquet", "jsonl"],
+        **run_file["details"].get("export", {}),
+    }
+    rules = ExportRules(
+        eval_fraction=settings["eval_fraction"] if eval_fraction is None else eval_fraction,
+        seed=int(run_file["fingerprint"]["seed"]) if seed is None else seed,
+        formats=settings["formats"],
+        partial=partial,
+    )
     try:
         report = export_datasets(output_dir, found, rules)
     except ExportError as exc:

@@ -142,7 +142,11 @@ def _record(parameters: RunParameters, session: Session) -> None:
     update_run_file(
         Path(parameters.output_dir),
         fingerprint=session.fingerprint,
-        details={"draftmill": version("draftmill"), "server_mode": parameters.server.mode},
+        details={
+            "draftmill": version("draftmill"),
+            "server_mode": parameters.server.mode,
+            "export": parameters.export.model_dump(),
+        },
         now=datetime.now(UTC).isoformat(timespec="seconds"),
         accept_changed=parameters.accept_changed,
     )

@@ -101,13 +101,14 @@ def update_run_file(
         accepted = [
             {"field": change.field, "old": change.old, "new": change.new, "at": now} for change in changes
         ]
+        known_details = data.get("details", {})
         data = {
             "format": _FORMAT,
             "created_at": data.get("created_at", now),
             "updated_at": now,
             "fingerprint": _merge_datasets(known, fingerprint),
             "accepted_changes": [*data.get("accepted_changes", []), *accepted],
-            "details": _merge_datasets(data.get("details", {}), details),
+            "details": {**known_details, **_merge_datasets(known_details, details)},
         }
         write_json_atomically(output_dir / RUN_FILE, data)
     return data

@@ -233,3 +233,11 @@ def test_two_processes_lose_none_of_their_datasets(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", RECORD, tmp_path, name]) for name in "ab"]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0]
     assert len(json.loads((tmp_path / "run.json").read_text())["fingerprint"]["datasets"]) == 40
+
+
+def test_details_of_the_run_outlive_those_of_a_dataset(tmp_path):
+    """What is recorded for the run stays when a dataset adds its own afterwards."""
+    update_run_file(tmp_path, fingerprint={"model": "m"}, details={"export": {"eval_fraction": 0.1}}, now="1")
+    details = {"datasets": {"a": {"budget_tokens": 5}}}
+    data = update_run_file(tmp_path, fingerprint={"model": "m"}, details=details, now="2")
+    assert data["details"] == {"export": {"eval_fraction": 0.1}, **details}
