@@ -36,6 +36,7 @@ class Runner:
     def __init__(self, folder, tokenizer_dir, *, env):
         self.folder = folder
         self.env = env
+        self.started = []
         self.output_dir = folder / "out"
         self.raw = {
             "target": {"model": "fake", "tokenizer": str(tokenizer_dir)},
@@ -83,9 +84,17 @@ class Runner:
         argv = [*DRAFTMILL, "run", "--param-file", str(self.write()), *flags]
         log = (self.folder / "run.log").open("ab")
         with log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 argv, cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True
             )
+        self.started.append(process)
+        return process
+
+    def end_all(self):
+        """Kill what a failed test has left running."""
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def log(self):
         """What started runs have printed."""

@@ -70,4 +70,6 @@ def fake_server(tmp_path):
 @pytest.fixture
 def runner(tmp_path, prefect_url, tokenizer_dir):
     """Writes parameters and prompts into a folder and runs the command line on them."""
-    return Runner(tmp_path, tokenizer_dir, env={**os.environ, "PREFECT_API_URL": prefect_url})
+    runner = Runner(tmp_path, tokenizer_dir, env={**os.environ, "PREFECT_API_URL": prefect_url})
+    yield runner
+    runner.end_all()

@@ -155,18 +155,19 @@ def test_proxies_of_the_environment_are_no_obstacle(two_datasets):
 
 
 def test_a_second_run_on_the_same_folder_is_refused(runner, fake_server):
-    """It names the process that holds the dataset, and the first run ends well."""
-    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    """It names the process that holds the dataset; the first run is not disturbed."""
+    runner.raw["server"]["base_urls"] = [
+        fake_server(tokens_per_s=2)
+    ]  # slow: the first must outlast the second
     runner.add_dataset("a")
-    process = runner.start("--max-tokens-per-dataset", "1500")
-    runner.wait_for_rows("a", 3, process)
-    done = runner.run("--max-tokens-per-dataset", "1500")
+    process = runner.start()
+    runner.wait_for_rows("a", 1, process)
+    done = runner.run()
     assert done.returncode == 1
     assert f"is being written by process {process.pid} on" in done.stderr
-    assert process.wait(300) == 0
-    rows, ids, tokens = _totals(runner, "a")
-    assert rows == ids
-    assert 1500 <= tokens < 1500 + 8 * 200
+    assert interrupt(process) == 130
+    rows, ids, _ = _totals(runner, "a")
+    assert rows == ids >= 1
 
 
 def test_a_full_disk_is_named_and_loses_nothing(two_datasets):
@@ -246,7 +247,7 @@ async def _artifacts(*keys):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_saves_and_goes_on(runner, fake_server, number):
     """Ctrl-C or SIGTERM: exit 130 with a checkpoint; the next run reads no row twice and asks none again."""
-    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=20)]
     runner.add_dataset("a")
     process = runner.start("--max-tokens-per-dataset", "2500")
     runner.wait_for_rows("a", 10, process)
@@ -265,7 +266,7 @@ def test_a_stopped_run_saves_and_goes_on(runner, fake_server, number):
 
 def test_a_killed_run_loses_and_doubles_nothing(runner, fake_server):
     """Kill -9 twice in the middle, then the same command: each prompt once, the total from all runs."""
-    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=20)]
     runner.add_dataset("a")
     for wanted in (8, 30):
         process = runner.start("--max-tokens-per-dataset", "2500")
@@ -285,7 +286,7 @@ def test_a_run_with_a_prefect_server_of_its_own_leaves_no_process(runner, fake_s
     """Without a configured server one is started and stopped; even kill -9 of the run ends it."""
     runner.env = {name: value for name, value in runner.env.items() if name != "PREFECT_API_URL"}
     runner.env["PREFECT_HOME"] = str(tmp_path / "home")
-    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=60)]
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=20)]
     runner.add_dataset("a")
     process = runner.start("--max-tokens-per-dataset", "2500")
     runner.wait_for_rows("a", 3, process)

@@ -47,4 +47,5 @@ def runner(tmp_path, prefect_url, tokenizer_dir, sglang_url):
         "short": {"concurrency": 8, "max_new_tokens": 120},
         "long": {"concurrency": 2, "max_new_tokens": 120},
     }
-    return runner
+    yield runner
+    runner.end_all()
