@@ -39,10 +39,38 @@ def read_param_file(path: Path) -> dict[str, Any]:
         raise InputError(f"parameter file {str(path)!r} is neither YAML nor JSON: {exc}") from exc
     if not isinstance(data, dict):
         raise InputError(f"parameter file {str(path)!r} must hold a mapping of parameters to values")
-    for dataset in data.get("datasets") or []:
-        if isinstance(dataset, dict) and isinstance(dataset.get("source"), str):
+    for dataset in _spelled_out(data):
+        if isinstance(dataset.get("source"), str):
             dataset["source"] = str(path.resolve().parent / Path(dataset["source"]).expanduser())
     return data
+
+
+def _spelled_out(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The raw datasets that are mappings; whatever else is there is for validation to refuse."""
+    datasets = raw.get("datasets")
+    return [one for one in datasets if isinstance(one, dict)] if isinstance(datasets, list) else []
+
+
+def override_parameters(
+    raw: dict[str, Any], overrides: Mapping[str, Any], *, server: Mapping[str, Any], only: list[str] | None
+) -> dict[str, Any]:
+    """Raw parameters with flags put over them; a value of None is a flag that was not given.
+
+    A budget given as a flag holds for every dataset. `only` picks datasets, of the file or the catalog.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    merged = {**raw, **given}
+    section = {name: value for name, value in server.items() if value is not None}
+    if section and isinstance(merged.get("server") or {}, dict):
+        merged["server"] = {**(merged.get("server") or {}), **section}
+    spelled_out = _spelled_out(merged)
+    if "max_tokens_per_dataset" in given:
+        for dataset in spelled_out:
+            dataset.pop("budget_tokens", None)
+    if only:
+        by_name = {str(dataset.get("name")): dataset for dataset in spelled_out}
+        merged["datasets"] = [by_name.get(name, name) for name in dict.fromkeys(only)]
+    return merged
 
 
 def build_parameters(raw: Mapping[str, Any]) -> RunParameters:

@@ -166,32 +166,20 @@ def _load(
     param_file: Path | None, overrides: dict[str, Any], *, server: dict[str, Any], only: list[str] | None
 ) -> Any:
     """Checked, complete parameters out of a file and flags; ends the process when they are wrong."""
-    from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
+    from flows.catalog import (
+        InputError,
+        build_parameters,
+        complete_parameters,
+        override_parameters,
+        read_param_file,
+    )
 
     try:
         raw = read_param_file(param_file) if param_file is not None else {}
-        raw |= {name: value for name, value in overrides.items() if value is not None}
-        section = {name: value for name, value in server.items() if value is not None}
-        if section:
-            raw["server"] = {**(raw.get("server") or {}), **section}
-        if overrides["max_tokens_per_dataset"] is not None:
-            _drop_own_budgets(raw)
-        if only:
-            raw["datasets"] = [_pick(raw.get("datasets") or [], name) for name in only]
+        raw = override_parameters(raw, overrides, server=server, only=only)
         return complete_parameters(build_parameters(raw))
     except InputError as exc:
         _fail(str(exc), EXIT_BAD_INPUT)
-
-
-def _drop_own_budgets(raw: dict[str, Any]) -> None:
-    for dataset in raw.get("datasets") or []:
-        if isinstance(dataset, dict):
-            dataset.pop("budget_tokens", None)
-
-
-def _pick(datasets: list[Any], name: str) -> Any:
-    """The dataset of that name as the file spells it out, else the catalog's."""
-    return next((one for one in datasets if isinstance(one, dict) and one.get("name") == name), name)
 
 
 def _run_flow(parameters: Any) -> int:

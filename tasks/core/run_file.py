@@ -94,7 +94,10 @@ def update_run_file(
         data = read_run_file(output_dir)
         known = data.get("fingerprint", {})
         rows = _datasets_with_rows(output_dir)
-        changes = find_changes(_only_datasets(known, rows), fingerprint) if known and rows else []
+        if known:
+            changes = find_changes(_only_datasets(known, rows), fingerprint) if rows else []
+        else:  # responses of an older tool, or run.json was lost: nobody knows what they were made with
+            changes = [Change(RUN_FILE, None, "these settings")] if rows else []
         refused = [change for change in changes if not _accepts(accept_changed, change.field)]
         if refused:
             raise FingerprintChangedError(_explain(output_dir, refused))

@@ -56,16 +56,18 @@ def scan_dataset(
         _refuse_torn(folder / RESPONSES, scan.response_bytes)
         _refuse_torn(folder / REJECTED, rejections.bytes)
     reasons, permanent = rejections.open_ones(scan.answered)
+    status = dataset_status(
+        rows=scan.rows,
+        completion_tokens=scan.completion_tokens,
+        settled=len(scan.answered) + permanent,
+        prompts=prompts,
+        budget_tokens=budget_tokens,
+        max_samples=max_samples,
+    )
+    unreadable = scan.unreadable + rejections.unreadable
     return DatasetStats(
         name=name,
-        status=dataset_status(
-            rows=scan.rows,
-            completion_tokens=scan.completion_tokens,
-            settled=len(scan.answered) + permanent,
-            prompts=prompts,
-            budget_tokens=budget_tokens,
-            max_samples=max_samples,
-        ),
+        status="incomplete" if unreadable else status,  # a run refuses to go on in such a log
         rows=scan.rows,
         answered=len(scan.answered),
         prompts=prompts,
@@ -78,7 +80,7 @@ def scan_dataset(
         empty=scan.empty,
         not_token_exact=scan.not_token_exact,
         duplicates=scan.duplicates,
-        unreadable=scan.unreadable + rejections.unreadable,
+        unreadable=unreadable,
         rejected=dict(sorted(reasons.items())),
         permanently_rejected=permanent,
         prepare=dict(prepare or {}),

@@ -31,6 +31,9 @@ def _assert_refused(done, *words):
         ({"budget_policy": "guess"}, ["budget_policy", "'guess'"]),
         ({"max_tokens_per_dataset": 0}, ["max_tokens_per_dataset", "0"]),
         ({"datasets": []}, ["datasets"]),
+        ({"datasets": 5}, ["datasets", "5"]),
+        ({"datasets": {"name": "x"}}, ["datasets", "list"]),
+        ({"server": "foo"}, ["server", "'foo'"]),
         ({"datasets": ["B99_nothing"]}, ["'B99_nothing'", "B1_glaive"]),
         ({"server": {"mode": "connect", "base_urls": ["localhost:1"]}}, ["'localhost:1'", "http://"]),
     ],
@@ -65,6 +68,19 @@ def test_a_wrong_dataset_is_named(offline, settings, words):
     (offline.folder / "a.xlsx").write_bytes(b"x")
     offline.raw["datasets"][0].update(settings)
     _assert_refused(offline.run(), *words)
+
+
+def test_flags_over_a_malformed_file_are_refused_too(offline):
+    """What a flag would be put over may have any shape."""
+    offline.raw.update({"server": "foo", "datasets": 5})
+    done = offline.run("--base-url", "http://127.0.0.1:9", "--max-tokens-per-dataset", "5")
+    _assert_refused(done, "server", "'foo'", "datasets")
+
+
+def test_a_dataset_asked_for_twice_is_taken_once(offline):
+    """Repeating the flag is no mistake: the run gets as far as its adapter."""
+    offline.raw["datasets"][0]["adapter"] = "mesages"
+    _assert_refused(offline.run("--dataset", "a", "--dataset", "a"), "'mesages'")
 
 
 def test_two_datasets_of_one_name_are_refused(offline):

@@ -126,6 +126,23 @@ def test_a_failed_dataset_stops_nobody_and_is_named(two_datasets):
     assert {row["dataset"] for row in _export(two_datasets)} == {"a", "b"}
 
 
+def test_a_damaged_log_is_neither_complete_nor_exported(two_datasets):
+    """A line that is no row fails its dataset with file and byte; the table and the export agree."""
+    assert two_datasets.run("--max-tokens-per-dataset", "500").returncode == 0
+    path = two_datasets.output_dir / "a" / "raw_responses.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], b"garbage\n", *lines[3:]]))
+    done = two_datasets.run("--max-tokens-per-dataset", "900")
+    assert done.returncode == 1
+    assert str(path) in done.stderr
+    saved = json.loads((two_datasets.output_dir / "stats.json").read_text())["datasets"]
+    assert [(one["name"], one["status"], one["unreadable"]) for one in saved] == [
+        ("a", "incomplete", 1),
+        ("b", "complete", 0),
+    ]
+    assert {row["dataset"] for row in _export(two_datasets)} == {"b"}
+
+
 def test_an_unreachable_server_is_named(runner):
     """Exit 1 with the URL, without a traceback."""
     runner.raw["server"] = {"mode": "connect", "base_urls": ["http://127.0.0.1:9"], "ready_timeout_s": 1}

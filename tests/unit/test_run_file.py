@@ -241,3 +241,16 @@ def test_details_of_the_run_outlive_those_of_a_dataset(tmp_path):
     details = {"datasets": {"a": {"budget_tokens": 5}}}
     data = update_run_file(tmp_path, fingerprint={"model": "m"}, details=details, now="2")
     assert data["details"] == {"export": {"eval_fraction": 0.1}, **details}
+
+
+def test_rows_without_a_run_file_are_taken_on_only_when_accepted(folder):
+    """Nobody knows what they were made with, so they are refused until somebody vouches for them."""
+    (folder / "run.json").unlink()
+    with pytest.raises(FingerprintChangedError, match=r"--accept-changed run\.json"):
+        update_run_file(folder, fingerprint={"model": "m"}, details={}, now="1")
+    assert not (folder / "run.json").exists()
+    data = update_run_file(
+        folder, fingerprint={"model": "m"}, details={}, now="1", accept_changed=["run.json"]
+    )
+    assert [change["field"] for change in data["accepted_changes"]] == ["run.json"]
+    update_run_file(folder, fingerprint={"model": "m"}, details={}, now="2")
