@@ -104,6 +104,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
         self._numbers = itertools.count()
+        self._rid_prefix = f"draftmill-{uuid.uuid4().hex}"
         self._retries: dict[str, list[tuple[float, int, _Item]]] = {lane: [] for lane in window.lanes}
         self._in_flight: set[int] = set()
         self._draining = False
@@ -209,7 +210,7 @@ class Dispatcher:
         started_s = self._clock()
         try:
             async with self._pool.lease() as client:
-                answer = await client.generate(self._request(item))
+                answer = await client.generate(self._request(number, item))
             server = client.base_url
             if refusal := self._refusal(answer, item):
                 self._handle_refusal(refusal, item)
@@ -241,12 +242,12 @@ class Dispatcher:
         self._window.free(item.rendered.lane)
         self._wake.set()
 
-    def _request(self, item: _Item) -> GenerationRequest:
+    def _request(self, number: int, item: _Item) -> GenerationRequest:
         params = {**self._rules.sampling_params, "max_new_tokens": item.rendered.max_new_tokens}
         if self._rules.seed is not None:
             params["sampling_seed"] = hash_id(f"{self._rules.seed}:{item.rendered.prompt.id}") & 0x7FFFFFFF
         return GenerationRequest(
-            rid=f"draftmill-{uuid.uuid4().hex}", input_ids=item.rendered.input_ids, sampling_params=params
+            rid=f"{self._rid_prefix}-{number}", input_ids=item.rendered.input_ids, sampling_params=params
         )
 
     def _to_response(self, answer: Generation, item: _Item, *, server: str, latency_s: float) -> Response:
@@ -268,7 +269,7 @@ class Dispatcher:
             lane=rendered.lane,
             server=server,
             latency_s=round(latency_s, 3),
-            finished_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            finished_at=f"{datetime.now(UTC).replace(tzinfo=None).isoformat(timespec='seconds')}Z",
             extra=extra,
         )
 

@@ -140,13 +140,15 @@ class Feeder:
             self._parked[item.lane].append(item.position)
 
     def _render(self, positions: list[int]) -> list[Rendered | Unrenderable]:
-        return [self._render_one(position) for position in positions]
+        prompts = [self._prompts.read(position) for position in positions]
+        rendered = self._renderer.render_all(prompts)
+        return [self._fit(*one) for one in zip(positions, prompts, rendered, strict=True)]
 
-    def _render_one(self, position: int) -> Rendered | Unrenderable:
-        prompt = self._prompts.read(position)
+    def _fit(self, position: int, prompt: Prompt, ids: list[int] | RenderError) -> Rendered | Unrenderable:
+        if isinstance(ids, RenderError):
+            return Unrenderable(position, prompt, ids)
+        lane = self._lanes["long" if len(ids) >= self._long_prompt_tokens else "short"]
         try:
-            ids = self._renderer.render(prompt)
-            lane = self._lanes["long" if len(ids) >= self._long_prompt_tokens else "short"]
             fitted = fit_max_new_tokens(
                 len(ids), max_new_tokens=lane.max_new_tokens, context_length=self._context_length
             )

@@ -178,12 +178,83 @@ def test_the_last_id_of_the_vocabulary_is_allowed(load):
         render_text(load(vocab_size=highest), USER)
 
 
+def outcome(rendered):
+    """Ids, or the reason and detail of an error."""
+    return (rendered.reason, rendered.detail) if isinstance(rendered, RenderError) else rendered
+
+
+def render_alone(renderer, prompt):
+    """What `render` makes of one prompt."""
+    try:
+        return renderer.render(prompt)
+    except RenderError as exc:
+        return outcome(exc)
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        [],
+        ["one"],
+        [
+            "one",
+            "two three",
+            "",
+            "naïve 🎣 text\r\n",
+            "<|end|> <|begin|>system",
+            " lead",
+            "\x00",
+            "same",
+            "same",
+        ],
+        ["good", None, "also good"],  # the template cannot join text and None
+        ["good", "a lone \ud800 surrogate", "also good"],
+    ],
+)
+def test_prompts_rendered_together_are_what_each_is_alone(load, contents):
+    """The same ids for each, and the same error where one cannot be rendered."""
+    renderer = Renderer(load(TEMPLATE.replace("m['content']", "m['content'] + ''")))
+    prompts = [Prompt(str(n), [{"role": "user", "content": content}]) for n, content in enumerate(contents)]
+    together = [outcome(one) for one in renderer.render_all(prompts)]
+    assert together == [render_alone(renderer, prompt) for prompt in prompts]
+
+
+def test_one_bad_prompt_spoils_no_other(load):
+    """A template that refuses one, ids that the model lacks in another: the rest has its ids."""
+    target = load(NO_SYSTEM)
+    highest = max(Renderer(target).render(Prompt("x", [USER])))
+    foreign = {"role": "user", "content": target.tokenizer.decode([highest + 1])}
+    renderer = Renderer(load(NO_SYSTEM, vocab_size=highest + 1))
+    prompts = [Prompt("a", [USER]), Prompt("b", [SYSTEM, USER]), Prompt("c", [foreign])]
+    first, second, third = renderer.render_all(prompts)
+    assert first == renderer.render(prompts[0])
+    assert (second.reason, third.reason) == ("template_error", "id_outside_vocabulary")
+
+
+def test_a_tokenizers_own_template_code_is_used(load):
+    """A tokenizer that brings its own apply_chat_template (Kimi's does) is asked for each prompt."""
+    target = load()
+
+    class Own(type(target.tokenizer)):
+        def apply_chat_template(self, conversation, **options):
+            ids = super().apply_chat_template(conversation, **options)
+            return [*ids, 7] if options.get("tokenize") else ids
+
+    target.tokenizer.__class__ = Own
+    renderer, prompt = Renderer(target), Prompt("x", [USER])
+    assert renderer.render_all([prompt, prompt]) == [renderer.render(prompt)] * 2
+    assert renderer.render(prompt)[-1] == 7
+
+
 def test_threads_render_the_same(load):
     """Several threads share one renderer."""
     renderer = Renderer(load())
     prompts = [Prompt("x", [{"role": "user", "content": f"{n} jumps " * 200}]) for n in range(40)]
+    alone = [renderer.render(prompt) for prompt in prompts]
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(renderer.render, prompts)) == [renderer.render(prompt) for prompt in prompts]
+        assert list(threads.map(renderer.render, prompts)) == alone
+        batches = threads.map(renderer.render_all, [prompts[n : n + 8] for n in range(0, 40, 8)])
+        assert [ids for batch in batches for ids in batch] == alone
 
 
 @pytest.mark.parametrize(
