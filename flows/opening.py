@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.parameters import DatasetSettings, RunParameters
 from serving.embedded.launcher import EmbeddedServer
 from tasks.aggregate import DatasetPlan
+from tasks.concurrency import adapt_window
 from tasks.core.prepare import PrepareOptions
 from tasks.core.run_file import update_run_file
 from tasks.core.window import Lane
@@ -35,8 +36,10 @@ async def open_run(parameters: RunParameters) -> AsyncIterator[Session]:
         session = await warm_up_server(to_warm_up_rules(parameters, base_urls))
         try:
             _record(parameters, session)
-            with use_session(session):
-                yield session
+            resources = session.resources
+            async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
+                with use_session(session):
+                    yield session
         finally:
             await close_session(session)
 
@@ -72,6 +75,7 @@ def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> War
         concurrent_datasets=parameters.concurrent_datasets,
         ready_timeout_s=parameters.server.ready_timeout_s,
         request_timeout_s=parameters.server.request_timeout_s,
+        stall_timeout_s=parameters.server.stall_timeout_s,
     )
 
 

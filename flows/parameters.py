@@ -40,6 +40,8 @@ class Server(_Section):
     """How long to wait for the servers to answer before the run is refused (seconds)."""
     request_timeout_s: float = Field(3600.0, gt=0)
     """How long one answer may take (seconds)."""
+    stall_timeout_s: float = Field(300.0, gt=0)
+    """How long a server may do nothing with requests in flight before they are asked again (seconds)."""
     outage_timeout_s: float = Field(1800.0, gt=0)
     """How long all servers may be away in mid-run before a dataset fails (seconds)."""
     slots: int = Field(8, ge=1, le=64)
@@ -88,6 +90,8 @@ class LaneSettings(_Section):
 class Lanes(_Section):
     """Short and long prompts have windows of their own."""
 
+    concurrency: Literal["fixed", "auto"] = "fixed"
+    """auto: widen and narrow both windows by the servers' load, between a quarter and four times these."""
     long_prompt_tokens: int = Field(4096, ge=1)
     """Prompts of this many tokens or more take the long lane."""
     short: LaneSettings = LaneSettings(concurrency=150, max_new_tokens=10240)

@@ -20,9 +20,17 @@ from serving.errors import (
     RequestTimedOut,
     ServerMisconfigured,
     ServerUnreachable,
+    ServingError,
 )
 from serving.hot_path import HotPath
-from serving.protocol import Generation, GenerationRequest, read_error, read_generation
+from serving.protocol import (
+    Generation,
+    GenerationRequest,
+    ServerLoad,
+    read_error,
+    read_generation,
+    read_load,
+)
 
 CONTROL_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 10.0
@@ -128,6 +136,27 @@ class SGLangClient:
         """GET /server_info. Holds the api key and the launch command in clear: redact before storing."""
         return await self._get_object("/server_info")
 
+    async def load(self) -> ServerLoad | None:
+        """GET /v1/loads: what the server is doing; None from one that does not tell (a router).
+
+        SGLang answers it from shared memory: a frozen scheduler's last figures go on being told, as does
+        /ready's 200. That they no longer change is what shows it.
+        """
+        reply = await self._send("GET", "/v1/loads", timeout=CONTROL_TIMEOUT_S)
+        if reply.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+            return None
+        return read_load(self._read_object(reply, "/v1/loads"), server=self.base_url)
+
+    async def has_life(self) -> bool:
+        """Whether one token comes back in time: the only proof of life after a stall."""
+        request = GenerationRequest(f"life-{uuid.uuid4().hex}", [0], {"max_new_tokens": 1, "temperature": 0})
+        try:
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                await self.generate(request)
+        except (TimeoutError, ServingError):
+            return False
+        return True
+
     async def abort(self, rid: str) -> None:
         """Ask the server to abort one request; an unknown rid is no error there."""
         await self._send("POST", "/abort_request", json={"rid": rid}, timeout=CONTROL_TIMEOUT_S)
@@ -180,7 +209,10 @@ class SGLangClient:
             ) from exc
         except httpx.TransportError as exc:
             what = str(exc) or type(exc).__name__
-            raise ServerUnreachable(f"{self.base_url}: {what}", server=self.base_url) from exc
+            was_sent = not isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout)
+            raise ServerUnreachable(
+                f"{self.base_url}: {what}", server=self.base_url, was_sent=was_sent
+            ) from exc
 
 
 def _to_headers(api_key: str | None) -> dict[str, str]:

@@ -3,6 +3,8 @@
 ServingError
 ├── RequestFailed            one request; may be asked again (`costs_attempt` says at what price)
 │   ├── ServerUnreachable    no connection: the server is suspect, not the prompt
+│   │   └── ServerLost       the server died over the request
+│   │       └── ServerStalled  it froze, or forgot the request
 │   ├── ConnectionBroken     the connection broke, but the server is there
 │   ├── RequestTimedOut      no answer within the request's time-out
 │   ├── ServerBusy           429 or 503 with a full queue: wait, nobody is to blame
@@ -35,10 +37,31 @@ class RequestFailed(ServingError):
 
 
 class ServerUnreachable(RequestFailed):
-    """The server could not be reached or the connection broke."""
+    """The server could not be reached or the connection broke.
+
+    `was_sent` is False when there was no connection that the request could have gone through.
+    """
 
     reason = "server_unreachable"
     costs_attempt = False
+
+    def __init__(
+        self, message: str, *, server: str, status: int | None = None, was_sent: bool = False
+    ) -> None:
+        super().__init__(message, server=server, status=status)
+        self.was_sent = was_sent
+
+
+class ServerLost(ServerUnreachable):
+    """The server went away while it worked on the request, which may or may not be why."""
+
+    reason = "server_lost"
+
+
+class ServerStalled(ServerLost):
+    """The server took the request and has done nothing since, for itself or for any other one."""
+
+    reason = "server_stalled"
 
 
 class ConnectionBroken(RequestFailed):

@@ -75,4 +75,5 @@ class HotPath:
 
     def _unreachable(self, exc: Exception) -> ServerUnreachable:
         what = str(exc) or type(exc).__name__
-        return ServerUnreachable(f"{self._base_url}: {what}", server=self._base_url)
+        was_sent = not isinstance(exc, aiohttp.ClientConnectorError)
+        return ServerUnreachable(f"{self._base_url}: {what}", server=self._base_url, was_sent=was_sent)

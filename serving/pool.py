@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.client import SGLangClient
 from serving.errors import (
@@ -17,14 +17,20 @@ from serving.errors import (
     NotReady,
     RequestFailed,
     ServerFailed,
+    ServerLost,
+    ServerStalled,
     ServerUnreachable,
+    ServingError,
 )
+from serving.protocol import ServerLoad
 
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 2.0
 FAILURES_TO_SET_ASIDE = 10
 LONGEST_PAUSE_S = 60.0
+WATCH_EVERY_S = 10.0
+STALL_TIMEOUT_S = 300.0
 
 
 @dataclass(slots=True)
@@ -37,6 +43,11 @@ class _Member:
     check: asyncio.Task[bool] | None = None
     failures_in_a_row: int = 0
     pause_s: float = 0.0
+    watch: asyncio.Task[None] | None = None
+    load: ServerLoad | None = None
+    alive_s: float = 0.0
+    has_stalled: bool = False
+    leases: set[asyncio.Timeout] = field(default_factory=set)
 
 
 class ServerPool:
@@ -44,6 +55,10 @@ class ServerPool:
 
     So is one that answers, but with FAILURES_TO_SET_ASIDE errors of its own in a row: being quick at failing
     it would draw most requests. It pauses longer each time, for its `/ready` may go on saying yes.
+
+    And one that does nothing for `stall_timeout_s` while requests are with it: no answer came back and its
+    `/v1/loads` shows no work. Those requests are called back, and it returns when it makes a token again. A
+    server that has no `/v1/loads` is never judged so.
     """
 
     def __init__(
@@ -51,12 +66,15 @@ class ServerPool:
         clients: Sequence[SGLangClient],
         *,
         probe_every_s: float = PROBE_EVERY_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not clients:
             raise ValueError("at least one server is needed")
         self._members = [_Member(client) for client in clients]
         self._probe_every_s = probe_every_s
+        self._stall_timeout_s = stall_timeout_s
+        self._watch_every_s = min(WATCH_EVERY_S, stall_timeout_s / 5)
         self._clock = clock or asyncio.get_running_loop().time
         self._listeners: set[Callable[[], None]] = set()
 
@@ -91,19 +109,27 @@ class ServerPool:
 
         Raises:
             ServerUnreachable: no server is up, or this one is down.
+            ServerLost: it went down with the request, or it stalled.
             ConnectionBroken: the connection broke, the server is up.
         """
         member = min((m for m in self._members if m.up), key=lambda m: m.in_flight, default=None)
         if member is None:
             raise ServerUnreachable("no server is up", server="")
+        self._start_watch(member)
         member.in_flight += 1
         try:
-            yield member.client
+            async with asyncio.timeout(None) as lease:
+                member.leases.add(lease)
+                yield member.client
         except ServerUnreachable as exc:
             if member.up and await self._is_still_ready(member):
                 raise ConnectionBroken(str(exc), server=exc.server) from exc
             self._set_aside(member, exc)
+            if exc.was_sent:
+                raise ServerLost(str(exc), server=exc.server) from exc
             raise
+        except TimeoutError as exc:  # nobody but _call_back ends a lease
+            raise ServerStalled(self._describe_stall(member), server=member.client.base_url) from exc
         except (ServerFailed, BadReply) as exc:
             member.failures_in_a_row += 1
             if member.failures_in_a_row >= FAILURES_TO_SET_ASIDE:
@@ -112,7 +138,9 @@ class ServerPool:
             raise
         else:
             member.failures_in_a_row, member.pause_s = 0, 0.0
+            member.alive_s = self._clock()
         finally:
+            member.leases.discard(lease)
             member.in_flight -= 1
 
     async def wait_ready(self, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:
@@ -136,11 +164,49 @@ class ServerPool:
     async def close(self) -> None:
         """Stop probing and close every client."""
         for member in self._members:
-            running = [task for task in (member.probe, member.check) if task is not None]
+            running = [task for task in (member.probe, member.check, member.watch) if task is not None]
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             await member.client.close()
+
+    def _start_watch(self, member: _Member) -> None:
+        if not member.in_flight:
+            member.alive_s = self._clock()
+        if member.watch is None:
+            member.watch = asyncio.create_task(self._watch(member))
+
+    async def _watch(self, member: _Member) -> None:
+        """Look at a working server again and again; a server that shows no load is not judged."""
+        while True:
+            await asyncio.sleep(self._watch_every_s)
+            if not member.in_flight or not member.up:
+                continue
+            seen, member.load = member.load, await self._look(member) or member.load
+            if seen is None or member.load is None or member.load.work != seen.work:
+                member.alive_s = self._clock()
+            elif self._clock() - member.alive_s > self._stall_timeout_s:
+                self._call_back(member)
+
+    async def _look(self, member: _Member) -> ServerLoad | None:
+        try:
+            return await member.client.load()
+        except ServingError as exc:
+            logger.debug("no load from %s: %s", member.client.base_url, exc)
+            return None
+
+    def _call_back(self, member: _Member) -> None:
+        """Take every request back from a server that does nothing."""
+        member.has_stalled = True
+        self._set_aside(member, ServerStalled(self._describe_stall(member), server=member.client.base_url))
+        for lease in member.leases:
+            lease.reschedule(0.0)
+
+    def _describe_stall(self, member: _Member) -> str:
+        return (
+            f"{member.client.base_url}: it has done nothing for {self._stall_timeout_s:g} s with requests in "
+            "flight; they are asked again"
+        )
 
     async def _is_still_ready(self, member: _Member) -> bool:
         """One question for all requests that break at the same time."""
@@ -160,9 +226,11 @@ class ServerPool:
     async def _readmit(self, member: _Member) -> None:
         while True:
             await asyncio.sleep(max(self._probe_every_s, member.pause_s))
-            if await member.client.is_ready():
+            if not await member.client.is_ready():
+                continue
+            if not member.has_stalled or await member.client.has_life():
                 break
-        member.up = True
+        member.up, member.has_stalled = True, False
         member.failures_in_a_row = 0
         logger.info(
             "server %s is back after %.0f s", member.client.base_url, self._clock() - member.down_since_s

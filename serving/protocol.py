@@ -26,6 +26,8 @@ FINISH_REASONS = frozenset({"stop", "length"})
 _REFUSED = frozenset({400, 413, 422})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
 _BUSY = frozenset({429, 503})
+# Of a rank of /v1/loads; its time stamp goes on in an idle server. decode_moments count steps.
+_WORK = ("num_used_tokens", "total_prefill_uncached_tokens", "decode_moments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,43 @@ def read_generation(body: bytes, *, request: GenerationRequest, vocab_size: int,
         completion_tokens=completion_tokens,
         cached_tokens=cached_tokens if type(cached_tokens) is int else 0,  # only told, never relied on
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What a server says of itself, over all its ranks.
+
+    `token_usage` is the fullest rank's share of KV tokens in use, 0 to 1. `work` changes when a token was
+    made or a prompt was read, and with nothing else: it stands still in a frozen server and in an idle one.
+    """
+
+    running: int
+    waiting: int
+    max_running: int
+    token_usage: float
+    work: tuple[Any, ...]
+
+
+def read_load(reply: Mapping[str, Any], *, server: str) -> ServerLoad:
+    """Read an answer of /v1/loads (SGLang 0.5.23).
+
+    Raises:
+        BadReply: it is not one.
+    """
+    try:
+        ranks = reply["loads"]
+        return ServerLoad(
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            max_running=sum(int(rank["max_running_requests"]) for rank in ranks),
+            token_usage=max(float(rank["token_usage"]) for rank in ranks),
+            work=tuple(
+                (rank["num_running_reqs"], rank["num_waiting_reqs"], *(str(rank.get(name)) for name in _WORK))
+                for rank in ranks
+            ),
+        )
+    except (KeyError, TypeError, ValueError) as exc:
+        raise BadReply(f"{server}: /v1/loads tells no load ({exc!r})", server=server, status=200) from exc
 
 
 def read_error(status: int, body: bytes, *, server: str) -> ServingError:

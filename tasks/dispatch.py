@@ -4,6 +4,11 @@ Knows the budget, the window, the servers and the log; does not know Prefect, ch
 Invariants: an answer is on disk before it is counted; no answer is cancelled to meet a budget; nothing
 done per request grows with the dataset; a prompt that waits for its retry holds no slot, and no more of
 them wait than a lane has slots.
+
+A server that dies takes a window of prompts with it, one of which may be why. They are asked again at once,
+but those that were there at several deaths only when others were answered since, and only a few at a time:
+an eighth of the window, a sixty-fourth, one. Others fill the rest. So a prompt that kills is found in five
+deaths, and the innocent ones, which come back meanwhile, are not.
 """
 
 import asyncio
@@ -18,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from serving.errors import PromptRefused, RequestFailed, ServerMisconfigured
+from serving.errors import PromptRefused, RequestFailed, ServerLost, ServerMisconfigured
 from serving.pool import ServerPool
 from serving.protocol import Generation, GenerationRequest
 from tasks.core.budget import TokenBudget
@@ -35,6 +40,8 @@ BACKOFF_LAST_S = 60.0
 _BACKOFF_DOUBLINGS = 10  # enough to reach BACKOFF_LAST_S; thousands of tries would overflow a float
 _TICK_S = 1.0
 REFUSALS_TO_STOP = 25
+DEATHS_TO_SET_ASIDE = 5
+_SUSPECTS_SHIFT = 3  # each further death lets an eighth as many suspects be in flight together
 _REJECTIONS_TO_LOG = 20  # of one run, each on its own line; all of them are in rejected.jsonl
 
 
@@ -66,6 +73,15 @@ class _Item:
     attempt: int = 1
     empty_answers: int = 0
     tries: int = 0
+    deaths: int = 0  # of servers that it was with, the last one when this many answers were in:
+    answers: int = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.deaths > 1
+
+
+_Waiting = tuple[float, int, _Item]  # when it is due, a number to break ties
 
 
 @dataclass(slots=True)
@@ -105,8 +121,9 @@ class Dispatcher:
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
         self._numbers = itertools.count()
         self._rid_prefix = f"draftmill-{uuid.uuid4().hex}"
-        self._retries: dict[str, list[tuple[float, int, _Item]]] = {lane: [] for lane in window.lanes}
-        self._in_flight: set[int] = set()
+        self._retries: dict[str, list[_Waiting]] = {lane: [] for lane in window.lanes}
+        self._suspects: dict[str, list[_Waiting]] = {lane: [] for lane in window.lanes}
+        self._in_flight: dict[int, _Item] = {}
         self._draining = False
         self._stop: Exception | None = None
         self._started_s = clock()
@@ -157,7 +174,8 @@ class Dispatcher:
         return self._budget.reached or (cap is not None and self._log.progress.rows >= cap)
 
     def _has_no_more(self) -> bool:
-        return self._feeder.is_empty and not any(self._retries.values())
+        waiting = (*self._retries.values(), *self._suspects.values())
+        return self._feeder.is_empty and not any(waiting)
 
     def _dispatch(self, group: asyncio.TaskGroup, now_s: float) -> None:
         """Fill the window as far as budget, servers and ready prompts allow."""
@@ -176,7 +194,7 @@ class Dispatcher:
         number = next(self._numbers)
         self._window.take(item.rendered.lane, by=self._wake.set)
         self._budget.dispatched(number, now_s=self._clock(), max_new_tokens=item.rendered.max_new_tokens)
-        self._in_flight.add(number)
+        self._in_flight[number] = item
         asking = group.create_task(self._ask(number, item))
         # A task that is cancelled before its first step runs no `finally`.
         asking.add_done_callback(lambda _: self._settle(number, item))
@@ -192,12 +210,23 @@ class Dispatcher:
         return allowed
 
     def _next_item(self, lane: str, now_s: float) -> _Item | None:
-        retries = self._retries[lane]
+        retries, suspects = self._retries[lane], self._suspects[lane]
         if retries and retries[0][0] <= now_s:
             return heapq.heappop(retries)[2]
-        if len(retries) >= self._window.lanes[lane].concurrency:
+        concurrency = self._window.slots(lane)
+        if suspects and suspects[0][0] <= now_s and self._may_join(suspects[0][2], concurrency):
+            return heapq.heappop(suspects)[2]
+        if max(len(retries), len(suspects) // 2) >= concurrency:
             return None  # a server that fails everything must not be fed the whole dataset meanwhile
         return _Item(self._feeder.take(lane)) if self._feeder.peek(lane) else None
+
+    def _may_join(self, suspect: _Item, concurrency: int) -> bool:
+        """Whether the server has shown that it works, and few that are as suspect are in flight."""
+        if not self._in_flight:
+            return True
+        alike = sum(item.deaths >= suspect.deaths for item in self._in_flight.values() if item.is_suspect)
+        few = max(1, concurrency >> _SUSPECTS_SHIFT * (suspect.deaths - 1))
+        return self.counts.answers > suspect.answers and alike < few
 
     def _begin_drain(self) -> None:
         if not self._draining:
@@ -236,7 +265,7 @@ class Dispatcher:
         """Free the slot of a request that has ended, once."""
         if number not in self._in_flight:
             return
-        self._in_flight.discard(number)
+        del self._in_flight[number]
         if not counted:
             self._budget.dropped(number)
         self._window.free(item.rendered.lane)
@@ -294,7 +323,12 @@ class Dispatcher:
         if self._failing_since_s is None:
             self._failing_since_s = self._clock()
         self._silent_s = self._clock() - self._failing_since_s
-        if not exc.costs_attempt:
+        if isinstance(exc, ServerLost):
+            item = replace(item, deaths=item.deaths + 1, answers=self.counts.answers)
+        if item.deaths >= DEATHS_TO_SET_ASIDE:
+            detail = f"{item.deaths} times a server died or froze with it, the last time so: {exc}"
+            self._set_aside(item, "kills_the_server", detail, permanent=True, status=None)
+        elif not exc.costs_attempt:
             self._ask_again(item)
         elif item.attempt < self._rules.max_attempts:
             self._ask_again(replace(item, attempt=item.attempt + 1))
@@ -308,7 +342,8 @@ class Dispatcher:
         ceiling = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0 ** min(item.tries, _BACKOFF_DOUBLINGS))
         due_s = self._clock() + random.uniform(0.0, ceiling)  # noqa: S311  jitter, not a secret
         again = (due_s, next(self._numbers), replace(item, tries=item.tries + 1))
-        heapq.heappush(self._retries[item.rendered.lane], again)
+        heaps = self._suspects if item.is_suspect else self._retries
+        heapq.heappush(heaps[item.rendered.lane], again)
 
     def _set_aside(
         self, item: _Item, reason: str, detail: str, *, permanent: bool, status: int | None
@@ -371,7 +406,8 @@ class Dispatcher:
 
     async def _sleep_until_woken(self, now_s: float) -> None:
         # What was due when we looked waits for a slot, a server or the budget: those wake us themselves.
-        due = [retries[0][0] for retries in self._retries.values() if retries and retries[0][0] > now_s]
+        waiting = (*self._retries.values(), *self._suspects.values())
+        due = [heap[0][0] for heap in waiting if heap and heap[0][0] > now_s]
         timeout_s = min([_TICK_S, *(due_s - self._clock() for due_s in due)])
         try:
             async with asyncio.timeout(timeout_s):

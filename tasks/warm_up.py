@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 
 from serving.client import SGLangClient
 from serving.errors import RequestFailed, ServingError
-from serving.pool import ServerPool
+from serving.pool import STALL_TIMEOUT_S, ServerPool
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer
 from tasks.core.tokenizer import TargetTokenizer, TokenizerError, load_tokenizer
@@ -51,6 +51,7 @@ class WarmUpRules:
     concurrent_datasets: int = 1
     ready_timeout_s: float = 120.0
     request_timeout_s: float = 3600.0
+    stall_timeout_s: float = STALL_TIMEOUT_S
     extra_fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -82,7 +83,7 @@ async def open_session(rules: WarmUpRules) -> Session:
         )
         for url in rules.base_urls
     ]
-    pool = ServerPool(clients)
+    pool = ServerPool(clients, stall_timeout_s=rules.stall_timeout_s)
     try:
         renderer = Renderer(target)
         if not renderer.shows_tools:

@@ -47,8 +47,9 @@ class FakeServer:
 
     `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
     half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
-    good answer). `poison` is an id that gets a 400 when a prompt has it. With an `api_key`, /generate wants
-    it. While `gate` is closed, requests are taken in and not answered. `ready` is what /ready says.
+    good answer). `poison` is an id that gets a 400 when a prompt has it, `killer` one that kills the server
+    for `down_s`. With an `api_key`, /generate wants it. While `gate` is closed it is frozen: requests are
+    taken in and not answered, and /v1/loads goes on telling the same. `ready` is what /ready says.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class FakeServer:
         faults=None,
         script=(),
         poison=None,
+        killer=None,
+        down_s=0.1,
         api_key=None,
         seed=0,
     ):
@@ -69,12 +72,19 @@ class FakeServer:
         self.faults = dict(faults or {})
         self.script = deque(script)
         self.poison = poison
+        self.killer = killer
+        self.down_s = down_s
+        self.deaths = 0
         self.api_key = api_key
         self.ready = True
         self.rng = random.Random(seed)
         self.counts = Counter()
         self.paths = Counter()
         self.in_flight = 0
+        self.hanging = 0
+        self.running = 0
+        self.steps = 0
+        self.shows_load = True
         self.most_in_flight = 0
         self.answered = Counter()
         self.seen = []
@@ -130,6 +140,8 @@ class FakeServer:
             await self._send(writer, 401, {"error": "Unauthorized"})
         elif path == "/ready" and not self.ready:
             await self._send(writer, 503, {})
+        elif path == "/v1/loads" and self.shows_load:
+            await self._send(writer, 200, {"loads": [self._load()]})
         elif path == "/generate":
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -139,6 +151,29 @@ class FakeServer:
                 self.in_flight -= 1
         else:
             await self._show(path, writer)
+
+    def _load(self):
+        """As SGLang: a frozen server's last figures, an idle server's zeros."""
+        if self.gate.is_set():
+            self.running = self.in_flight - self.hanging
+            self.steps += self.running > 0
+        return {
+            "num_running_reqs": self.running,
+            "num_waiting_reqs": 0,
+            "max_running_requests": 64,
+            "token_usage": 0.1,
+            "num_used_tokens": self.running * 100,
+            "total_prefill_uncached_tokens": 0,
+            "decode_moments": [self.steps],
+        }
+
+    async def _die(self):
+        """Kill the server under everybody; it is back after a while."""
+        self.deaths += 1
+        self._server.close()
+        self.break_connections()
+        await asyncio.sleep(self.down_s)
+        await self.start(self.port)
 
     async def _show(self, path, writer):
         pages = {
@@ -163,6 +198,9 @@ class FakeServer:
         if self.poison is not None and self.poison in ids:
             await self._send(writer, 400, {"error": {"message": "poison"}})
             return
+        if self.killer is not None and self.killer in ids:
+            self._dying = asyncio.create_task(self._die())
+            await asyncio.sleep(3600)
         await self.gate.wait()
         output, finish = expected_answer(ids, params.get("max_new_tokens", 128), self.mean_tokens)
         seconds = self.latency_s + (len(output) / self.tokens_per_s if self.tokens_per_s else 0.0)
@@ -172,7 +210,11 @@ class FakeServer:
             writer.transport.abort()
             return
         if fault == "hang":
-            await asyncio.sleep(3600)
+            self.hanging += 1
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.hanging -= 1
         if fault and fault.startswith("status_"):
             await self._send(writer, int(fault[7:]), {"error": {"message": fault}})
             return

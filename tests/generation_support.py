@@ -8,14 +8,16 @@ import contextlib
 import json
 from collections import Counter
 
+import pytest
 from fake_sglang import expected_answer
 
 from serving.client import SGLangClient
 from serving.pool import ServerPool
+from tasks.core.append_file import AppendError
 from tasks.core.prepare import PrepareOptions, open_prompts, prepare_prompts
 from tasks.core.records import Rejected, Response
 from tasks.core.rendering import Renderer
-from tasks.core.response_log import REJECTED, RESPONSES, read_lines
+from tasks.core.response_log import REJECTED, RESPONSES, ResponseLog, read_lines
 from tasks.core.tokenizer import load_tokenizer
 from tasks.core.window import Lane, Window
 from tasks.dispatch import DispatchRules
@@ -26,7 +28,8 @@ UNREACHABLE = 10**9  # a budget that no test dataset can reach
 CONTEXT_LENGTH = 2048
 LONG_PROMPT_TOKENS = 200
 TIMEOUT_S = 120  # of one scenario: a lost wake-up or a leaked slot ends here, not in a hung test run
-_RESOURCE_FIELDS = {"short", "long", "short_limit", "long_limit", "at_once", "api_key", "request_timeout_s"}
+_RESOURCE_FIELDS = {"short", "long", "short_limit", "long_limit", "at_once", "api_key"}
+_RESOURCE_FIELDS |= {"request_timeout_s", "stall_timeout_s"}
 _DISPATCH_FIELDS = {*DispatchRules.__dataclass_fields__}
 
 
@@ -125,6 +128,33 @@ class Dataset:
         assert max(reasons.values(), default=1) == 1
 
 
+@contextlib.contextmanager
+def full_disk_after(dataset, rows):
+    """Make the response log of one dataset fail after some rows, as a full disk would."""
+    append = ResponseLog.append
+
+    def limited(self, response, *, position):
+        if self.folder == dataset.folder and self.progress.rows >= rows:
+            raise AppendError(28, "the disk is full", str(self.folder / RESPONSES))
+        append(self, response, position=position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResponseLog, "append", limited)
+        yield
+
+
+async def cancel(task):
+    """Cancel a task and wait for its end."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def is_free(resources):
+    """Whether every slot and every server is given back."""
+    return resources.window.in_flight == 0 and all(m.in_flight == 0 for m in resources.pool._members)
+
+
 def make_renderer(tokenizer_folder):
     """A renderer of the tiny tokenizer."""
     return Renderer(load_tokenizer(str(tokenizer_folder)))
@@ -167,10 +197,11 @@ def make_rules(name, *, budget_tokens=UNREACHABLE, **options):
 async def open_resources(renderer, *urls, short=8, long=4, short_limit=200, long_limit=300, **options):
     """Clients, pool and window as warm-up makes them; everything closed at the end."""
     at_once = options.pop("at_once", 1)
+    stall_timeout_s = options.pop("stall_timeout_s", 300.0)
     clients = [SGLangClient(url, vocab_size=1024, **options) for url in urls]
     lanes = [Lane("short", short, short_limit), Lane("long", long, long_limit)]
     resources = Resources(
-        pool=ServerPool(clients, probe_every_s=0.05),
+        pool=ServerPool(clients, probe_every_s=0.05, stall_timeout_s=stall_timeout_s),
         window=Window({lane.name: lane for lane in lanes}),
         renderer=renderer,
         context_length=CONTEXT_LENGTH,

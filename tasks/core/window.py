@@ -1,8 +1,8 @@
 """The sliding window: how many requests may be in flight in each lane, over all datasets of a run.
 
 Knows counts only. Shared by the datasets that generate at the same time, so that the slots which one
-dataset's tail frees are taken by the next one and the server is as full as ever. Invariant: never more
-slots taken than a lane has, and each is freed once.
+dataset's tail frees are taken by the next one and the server is as full as ever. Invariant: no slot is taken
+beyond those a lane has (a lane that was made smaller empties by itself), and each is freed once.
 """
 
 from collections import deque
@@ -26,12 +26,22 @@ class Window:
 
     def __init__(self, lanes: Mapping[str, Lane]) -> None:
         self.lanes = dict(lanes)
+        self._slots = {name: lane.concurrency for name, lane in self.lanes.items()}
         self._taken = dict.fromkeys(self.lanes, 0)
         self._listeners: deque[Listener] = deque()
 
     def has_room(self, lane: str) -> bool:
         """Whether a slot is free."""
-        return self._taken[lane] < self.lanes[lane].concurrency
+        return self._taken[lane] < self._slots[lane]
+
+    def slots(self, lane: str) -> int:
+        """How many requests of a lane may be in flight now."""
+        return self._slots[lane]
+
+    def resize(self, scale: float) -> None:
+        """Give each lane that multiple of its own concurrency, one slot at least."""
+        self._slots = {name: max(1, round(lane.concurrency * scale)) for name, lane in self.lanes.items()}
+        self._notify()
 
     def take(self, lane: str, *, by: Listener | None = None) -> None:
         """Take a free slot; the listener that took one is told of the next ones last.
@@ -51,8 +61,7 @@ class Window:
         if self._taken[lane] == 0:
             raise ValueError(f"lane {lane!r} has no slot taken")
         self._taken[lane] -= 1
-        for listener in list(self._listeners):
-            listener()
+        self._notify()
 
     @property
     def in_flight(self) -> int:
@@ -63,3 +72,7 @@ class Window:
         """Call `listener` when a slot is freed; returns how to stop that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def _notify(self) -> None:
+        for listener in list(self._listeners):
+            listener()

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from fake_sglang import FakeServer, expected_answer, wait_until
 
+from serving import client as client_module
 from serving.client import SGLangClient
 from serving.errors import (
     BadReply,
@@ -417,3 +418,77 @@ def test_150_requests_share_one_client():
 
     assert len(ask_server(server, all_at_once, max_connections=150)) == 150
     assert server.most_in_flight == 150
+
+
+RANK = {
+    "num_running_reqs": 16, "num_waiting_reqs": 4, "max_running_requests": 16, "token_usage": 0.25,
+    "timestamp": 1.0, "num_used_tokens": 4144, "total_prefill_uncached_tokens": 90, "decode_moments": [259.0],
+}  # fmt: skip
+
+
+def ask_load(reply, status=200):
+    return ask(lambda _: httpx.Response(status, json=reply), lambda client: client.load())
+
+
+def test_load_is_summed_over_ranks():
+    """The fullest rank's memory counts; requests add up."""
+    load = ask_load({"loads": [RANK, {**RANK, "token_usage": 0.5, "num_waiting_reqs": 0}]})
+    assert (load.running, load.waiting, load.max_running, load.token_usage) == (32, 4, 32, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_work"),
+    [
+        ({"timestamp": 2.0}, False),  # an idle server's goes on
+        ({"num_used_tokens": 4145}, True),
+        ({"decode_moments": [260.0]}, True),
+        ({"total_prefill_uncached_tokens": 91}, True),
+        ({"num_running_reqs": 15}, True),
+    ],
+)
+def test_work_is_what_tokens_change(change, is_work):
+    """Two looks differ when something was done between them."""
+    before, now = ask_load({"loads": [RANK]}), ask_load({"loads": [{**RANK, **change}]})
+    assert (before.work != now.work) == is_work
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_server_without_loads_tells_none(status):
+    """A router has no such page."""
+    assert ask_load({"detail": "Not Found"}, status) is None
+
+
+@pytest.mark.parametrize(
+    "reply", [{}, {"loads": []}, {"loads": [{}]}, {"loads": [{**RANK, "token_usage": "x"}]}, []]
+)
+def test_load_that_is_none_is_a_bad_reply(reply):
+    """Named with its page."""
+    with pytest.raises(BadReply, match="/v1/loads"):
+        ask_load(reply)
+
+
+def test_life_is_a_token_that_comes_back(monkeypatch):
+    """A server that takes requests and answers none has none, nor has one that refuses."""
+    monkeypatch.setattr(client_module, "CONTROL_TIMEOUT_S", 0.2)
+    assert ask_server(FakeServer(), lambda client: client.has_life())
+    assert not ask_server(FakeServer(script=["hang"]), lambda client: client.has_life())
+    assert not ask_server(FakeServer(script=["status_500"]), lambda client: client.has_life())
+
+
+def test_unreachable_says_whether_the_request_was_sent():
+    """Only what was with a server can have killed it."""
+    with pytest.raises(ServerUnreachable) as refused:
+        asyncio.run(ask_closed_port())
+    assert not refused.value.was_sent
+    with pytest.raises(ServerUnreachable) as broken:
+        ask_server(FakeServer(script=["reset"]))
+    assert broken.value.was_sent
+
+
+async def ask_closed_port():
+    """Ask a port where nobody listens any more."""
+    server = FakeServer()
+    url = await server.start()
+    await server.stop()
+    async with SGLangClient(url) as client:
+        await client.generate(request())

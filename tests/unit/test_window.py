@@ -94,3 +94,33 @@ def test_a_slot_is_free_although_a_listener_fails():
     with pytest.raises(ZeroDivisionError):
         window.free("short")
     assert window.has_room("short")
+
+
+def test_a_wider_lane_has_room_at_once_and_tells_so():
+    """Whoever waits for a slot is woken."""
+    window, told = make_window(short=2, long=1), []
+    window.subscribe(lambda: told.append(True))
+    window.take("short")
+    window.take("short")
+    assert not window.has_room("short")
+    window.resize(1.5)
+    assert (window.has_room("short"), window.slots("short"), window.slots("long"), told) == (
+        True,
+        3,
+        2,
+        [True],
+    )
+
+
+def test_a_narrower_lane_empties_by_itself():
+    """Slots that are taken stay taken; none is given until enough are free. One is always left."""
+    window = make_window(short=4, long=1)
+    for _ in range(4):
+        window.take("short")
+    window.resize(0.5)
+    assert (window.in_flight, window.slots("short"), window.slots("long")) == (4, 2, 1)
+    window.free("short")
+    window.free("short")
+    assert not window.has_room("short")
+    window.free("short")
+    assert window.has_room("short")
