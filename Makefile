@@ -24,8 +24,8 @@ check: $(DEV_STAMP) ## Lint, types and import contracts only
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test-live: $(DEV_STAMP) ## Tests on a real SGLang server: make test-live SGLANG_URL=http://127.0.0.1:30000
-	SGLANG_URL=$(SGLANG_URL) $(BIN)/python -m pytest tests/live -m live
+test-live: $(DEV_STAMP) ## Tests on a real SGLang server: SGLANG_URL=http://..., or SGLANG_COMMAND="... --port {port}"
+	SGLANG_URL="$(SGLANG_URL)" SGLANG_COMMAND="$(SGLANG_COMMAND)" $(BIN)/python -m pytest tests/live -m live
 
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q

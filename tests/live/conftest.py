@@ -1,20 +1,111 @@
-"""A real SGLang server, started by whoever runs these tests: `make test-live SGLANG_URL=http://...`."""
+"""A real SGLang server: one that runs already (SGLANG_URL), or a command that starts one (SGLANG_COMMAND).
 
+    make test-live SGLANG_COMMAND="python -m sglang.launch_server --model-path MODEL --port {port}"
+
+Tests that kill or freeze the server need the command; a URL is left alone.
+"""
+
+import contextlib
 import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
 
 import httpx
+import psutil
 import pytest
 from run_support import Runner
 
 from flows.prefect_server import QUIET, run_prefect_server
 
+START_TIMEOUT_S = 600
+
+
+class OwnServer:
+    """An SGLang server that a test may kill and start again on the same port."""
+
+    def __init__(self, command, log_file):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._argv = shlex.split(command.format(port=self.port))
+        self._log_file = log_file
+        self._process = None
+
+    def start(self):
+        """Start it and wait until it is ready."""
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready():
+            assert self._process.poll() is None, self._log_file.read_text()[-3000:]
+            assert time.monotonic() < deadline, self._log_file.read_text()[-3000:]
+            time.sleep(0.5)
+
+    def kill(self):
+        """Kill all its processes, as kill -9 does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def signal_scheduler(self, number):
+        """Send a signal to the scheduler alone."""
+        [scheduler] = [
+            process
+            for process in psutil.Process(self._process.pid).children(recursive=True)
+            if "sglang::scheduler" in " ".join(process.cmdline())
+        ]
+        scheduler.send_signal(number)
+
+    def wait_dead(self):
+        """Wait until the parent has ended by itself."""
+        self._process.wait(120)
+        self.kill()
+
+    def abort_all(self):
+        """Abort every request."""
+        httpx.post(f"{self.url}/abort_request", json={"rid": "", "abort_all": True}, trust_env=False)
+
+    def _is_ready(self):
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/ready", trust_env=False).status_code == 200
+        return False
+
 
 @pytest.fixture(scope="session")
-def sglang_url():
+def _started(tmp_path_factory):
+    command = os.environ.get("SGLANG_COMMAND")
+    if not command:
+        yield None
+        return
+    server = OwnServer(command, tmp_path_factory.mktemp("sglang") / "server.log")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def own_server(_started):
+    """A server that the test may mistreat; it is running when the test begins."""
+    if _started is None:
+        pytest.skip("kills or freezes the server: give SGLANG_COMMAND, not SGLANG_URL")
+    if not _started._is_ready():
+        _started.kill()
+        _started.start()
+    return _started
+
+
+@pytest.fixture(scope="session")
+def sglang_url(_started):
     """The URL of the server under test; a run without one fails rather than passing by doing nothing."""
-    url = os.environ.get("SGLANG_URL")
+    url = _started.url if _started else os.environ.get("SGLANG_URL")
     if not url:
-        pytest.fail("SGLANG_URL is not set: start an SGLang server and name it, see `make help`")
+        pytest.fail("neither SGLANG_URL nor SGLANG_COMMAND is set, see `make help`")
     assert httpx.get(f"{url}/ready", trust_env=False).status_code == 200, f"{url} is not ready"
     return url
 
