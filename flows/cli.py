@@ -6,6 +6,7 @@ started. 130: Ctrl-C, everything saved. Prefect is imported only by commands tha
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+_AGAIN = "Run the same command again to go on"
 
 _ParamFile = Annotated[
     Path | None,
@@ -90,8 +92,14 @@ def run(
         "retry_rejected": retry_rejected or None,
     }
     server = {"base_urls": base_url or None, "mode": mode or ("connect" if base_url else None)}
-    parameters = _load(param_file, overrides, server=server, only=dataset)
-    _exit(_run_flow(parameters))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends a run as Ctrl-C does, from the start
+    try:
+        code = _run_flow(_load(param_file, overrides, server=server, only=dataset))
+    except KeyboardInterrupt:  # before the flow took over, or after it
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        _say(f"interrupted; everything generated is saved. {_AGAIN}")
+    _exit(code)
 
 
 @app.command()
@@ -215,10 +223,11 @@ def _run_on_server(parameters: Any, ui: str | None) -> int:
     from flows.interrupts import run_until_interrupted
     from flows.run_command import run_pipeline
 
-    code = run_until_interrupted(run_pipeline(parameters, ui), exit_code=EXIT_INTERRUPTED)
-    if code == EXIT_INTERRUPTED:
-        _say("interrupted; everything generated is saved. Run the same command again to go on")
-    return code
+    return run_until_interrupted(
+        run_pipeline(parameters, ui),
+        exit_code=EXIT_INTERRUPTED,
+        last_words=f"draftmill: stopped at once; what is on disk is kept. {_AGAIN}",
+    )
 
 
 def _collect_stats(output_dir: Path) -> list[Any]:

@@ -8,21 +8,23 @@ loop has a thread of its own and the main thread only listens.
 import asyncio
 import os
 import signal
+import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_until_interrupted(work: Coroutine[Any, Any, int], *, exit_code: int) -> int:
-    """The coroutine's result, or `exit_code` when a signal cancelled it; a second signal ends us at once.
+def run_until_interrupted(work: Coroutine[Any, Any, int], *, exit_code: int, last_words: str) -> int:
+    """The coroutine's result, or `exit_code` when a signal cancelled it.
 
-    Call it from the main thread.
+    A second signal prints `last_words` and ends the process at once. Call it from the main thread.
     """
     runner = _Runner(work)
-    before = {number: signal.signal(number, runner.interrupt(exit_code)) for number in _SIGNALS}
+    handle = runner.make_handler(exit_code, last_words)
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
         thread = threading.Thread(target=runner.run, name="flow")
         thread.start()
@@ -38,7 +40,6 @@ def run_until_interrupted(work: Coroutine[Any, Any, int], *, exit_code: int) -> 
 class _Runner:
     def __init__(self, work: Coroutine[Any, Any, int]) -> None:
         self._work = work
-        self._started = threading.Event()
         self._interrupted = False
         self._task: asyncio.Task[int] | None = None
         self.result: int | None = None
@@ -54,15 +55,16 @@ class _Runner:
 
     async def _main(self) -> int:
         self._task = asyncio.ensure_future(self._work)
-        self._started.set()
+        if self._interrupted:  # before there was a task to cancel
+            self._task.cancel()
         return await self._task
 
-    def interrupt(self, exit_code: int) -> Any:
+    def make_handler(self, exit_code: int, last_words: str) -> Callable[[int, FrameType | None], None]:
         def handle(_number: int, _frame: FrameType | None) -> None:
             if self._interrupted:
+                os.write(sys.stderr.fileno(), f"{last_words}\n".encode())
                 os._exit(exit_code)
             self._interrupted = True
-            self._started.wait(10)
             if self._task is not None:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 

@@ -1,5 +1,6 @@
 """Bad input ends with exit 2, one clear message, and nothing started."""
 
+import signal
 import subprocess
 import sys
 
@@ -119,6 +120,19 @@ def test_a_source_is_found_from_the_parameter_file(offline):
     write_prompts(inner / "b.jsonl", 2)
     (inner / "p.yaml").write_text("datasets: [{name: b, source: b.jsonl, adapter: mesages}]")
     _assert_refused(offline.call("run", "--param-file", "inner/p.yaml"), "'mesages'")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_while_it_starts_says_how_to_go_on(offline, number):
+    """Exit 130 with the sentence, also before Prefect is there."""
+    argv = [*DRAFTMILL, "run", "--param-file", str(offline.write())]
+    with subprocess.Popen(argv, cwd=offline.folder, env=offline.env, stderr=subprocess.PIPE) as process:
+        assert b"starting" in process.stderr.readline()
+        process.send_signal(number)
+        rest = process.stderr.read().decode()
+    assert process.returncode == 130, rest
+    assert "Run the same command again" in rest
+    assert "Traceback" not in rest
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["serve"], ["stats"], ["export"]])
