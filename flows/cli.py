@@ -1,12 +1,13 @@
 """The command line. The same parameters as the UI's form, and exit codes a script can use.
 
-0: every dataset is complete or exhausted. 1: one failed, named with what to do. 2: bad input, nothing was
-started. 130: Ctrl-C, everything saved. Prefect is imported only by commands that need it: it takes seconds.
+0: every dataset is complete or exhausted. 1: a failure that may pass by itself. 2: refused until something is
+changed. 130: Ctrl-C, everything saved. Prefect is imported only by commands that need it: it takes seconds.
 """
 
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -49,7 +50,13 @@ _Budget = Annotated[
 
 def main() -> None:
     """Entry point of the `draftmill` command."""
-    app()
+    try:
+        app()
+    except OSError as exc:  # a full disk or a missing permission is no bug: a traceback would hide the path
+        if exc.errno is None:
+            raise
+        _say(f"cannot go on: {exc}")
+        sys.exit(EXIT_FAILED)
 
 
 @app.command()
@@ -149,6 +156,7 @@ def export(
     from tasks.export import ExportRules, export_datasets
 
     found = _collect_stats(output_dir)
+    _check_folder(output_dir)
     run_file = read_run_file(output_dir)
     settings = {
         "eval_fraction": 0.02,
@@ -197,10 +205,7 @@ def _run_flow(parameters: Any) -> int:
         os.environ.setdefault(name, value)
     _keep_loopback_off_proxies()
     output_dir = Path(parameters.output_dir)
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        _fail(f"output_dir {str(output_dir)!r} cannot be made: {exc.strerror}", EXIT_BAD_INPUT)
+    _check_folder(output_dir)
     _say("starting; Prefect takes some seconds")
     if is_configured():
         return _run_on_server(parameters, None)
@@ -210,6 +215,15 @@ def _run_flow(parameters: Any) -> int:
             return _run_on_server(parameters, ui)
     except PrefectServerError as exc:
         _fail(str(exc), EXIT_FAILED)
+
+
+def _check_folder(output_dir: Path) -> None:
+    from tasks.core.run_file import RunFolderError, check_run_folder
+
+    try:
+        check_run_folder(output_dir)
+    except RunFolderError as exc:
+        _fail(str(exc), EXIT_BAD_INPUT)
 
 
 def _keep_loopback_off_proxies() -> None:
@@ -232,11 +246,11 @@ def _run_on_server(parameters: Any, ui: str | None) -> int:
 
 def _collect_stats(output_dir: Path) -> list[Any]:
     from tasks.aggregate import DatasetPlan, collect_stats
-    from tasks.core.run_file import read_run_file
+    from tasks.core.run_file import RunFolderError, read_run_file
 
     try:
         run_file = read_run_file(output_dir)
-    except ValueError as exc:
+    except RunFolderError as exc:
         _fail(str(exc), EXIT_BAD_INPUT)
     datasets = run_file.get("details", {}).get("datasets", {})
     if not datasets:

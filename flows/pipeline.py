@@ -26,7 +26,7 @@ class DatasetsFailedError(RuntimeError):
     `failed` maps each dataset's name to why.
     """
 
-    def __init__(self, failed: dict[str, str], report: "RunReport") -> None:
+    def __init__(self, failed: dict[str, Exception], report: "RunReport") -> None:
         self.failed = failed
         self.report = report
         reasons = "\n".join(f"  {name}: {why}" for name, why in failed.items())
@@ -77,10 +77,10 @@ async def _aggregate_and_export(
 
 async def _generate_all(
     parameters: RunParameters, datasets: list[DatasetSettings]
-) -> tuple[list[GenerationResult], dict[str, str]]:
+) -> tuple[list[GenerationResult], dict[str, Exception]]:
     """Start the datasets in order, each when the one before waits for its turn; note those that fail."""
     turn = get_session().resources.turn
-    running: list[asyncio.Task[GenerationResult | str]] = []
+    running: list[asyncio.Task[GenerationResult | Exception]] = []
     async with asyncio.TaskGroup() as group:
         for dataset in datasets:
             subflow = group.create_task(_generate_one(parameters, dataset))
@@ -89,17 +89,17 @@ async def _generate_all(
             await asyncio.wait((subflow, queued), return_when=asyncio.FIRST_COMPLETED)
             queued.cancel()
     outcomes = [subflow.result() for subflow in running]
-    results = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+    results = [outcome for outcome in outcomes if isinstance(outcome, GenerationResult)]
     failed = {
         dataset.name: outcome
         for dataset, outcome in zip(datasets, outcomes, strict=True)
-        if isinstance(outcome, str)
+        if isinstance(outcome, Exception)
     }
     return results, failed
 
 
-async def _generate_one(parameters: RunParameters, dataset: DatasetSettings) -> GenerationResult | str:
+async def _generate_one(parameters: RunParameters, dataset: DatasetSettings) -> GenerationResult | Exception:
     """The dataset's result, or why it failed."""
     state: State[GenerationResult] = await generate_dataset(parameters, dataset, return_state=True)
     outcome = await state.aresult(raise_on_failure=False)
-    return outcome if isinstance(outcome, GenerationResult) else str(outcome)
+    return outcome if isinstance(outcome, GenerationResult | Exception) else RuntimeError(str(outcome))

@@ -7,10 +7,14 @@ from prefect.client.orchestration import get_client
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
+from flows.catalog import InputError
 from flows.console import make_console
 from flows.parameters import RunParameters
 from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
+from tasks.core.run_file import RunFolderError
 from tasks.core.stats_views import stats_table
+
+_REFUSALS = (InputError, RunFolderError)  # the same command would be refused again
 
 
 async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
@@ -33,7 +37,13 @@ async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
         _print_report(outcome.report)
     typer.echo(f"draftmill: {outcome}", err=True)
     _print_ui(state.state_details.flow_run_id, ui)
-    return 1
+    return exit_code_of(outcome)
+
+
+def exit_code_of(outcome: object) -> int:
+    """2 when every failure is a refusal, 1 when one may pass by itself."""
+    failures = outcome.failed.values() if isinstance(outcome, DatasetsFailedError) else [outcome]
+    return 2 if all(isinstance(failure, _REFUSALS) for failure in failures) else 1
 
 
 async def _find_problem() -> str | None:

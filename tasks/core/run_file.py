@@ -1,4 +1,4 @@
-"""run.json: what a run folder was made with, and whether a new run may go on in it.
+"""The folder of a run and its run.json: what it was made with, and whether a new run may go on in it.
 
 Knows the fingerprint and who may change what; does not know Prefect or servers. Invariant: rows made
 under two fingerprints are in one folder only where somebody accepted the change, which is recorded.
@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,11 @@ RUN_FILE = "run.json"
 _FORMAT = 1
 
 
-class FingerprintChangedError(ValueError):
+class RunFolderError(ValueError):
+    """A run cannot go on in this folder until somebody changes something; says what."""
+
+
+class FingerprintChangedError(RunFolderError):
     """The folder holds rows made with other settings."""
 
 
@@ -50,21 +55,47 @@ def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]
     ]
 
 
+def check_run_folder(output_dir: Path) -> None:
+    """Make the folder where it is missing, write a file in it and read its run.json.
+
+    Raises:
+        RunFolderError: one of them fails.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=output_dir, prefix=".write-check-") as file:
+            file.write(b"\n")
+            file.flush()
+    except OSError as exc:
+        raise RunFolderError(
+            f"output_dir {str(output_dir)!r} cannot be written to ({exc.strerror}); "
+            "make room or give the permission, or use another output_dir"
+        ) from exc
+    read_run_file(output_dir)
+
+
 def read_run_file(output_dir: Path) -> dict[str, Any]:
     """The content of run.json; {} when there is none.
 
     Raises:
-        ValueError: it is there but not JSON of a known format.
+        RunFolderError: it is there but cannot be read, or is not JSON of a known format.
     """
     path = output_dir / RUN_FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except OSError as exc:
+        raise RunFolderError(f"{path} cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
-        raise ValueError(f"{path} is damaged ({exc}); restore it, or use another output_dir") from exc
+        raise RunFolderError(f"{path} is damaged ({exc}); restore it, or use another output_dir") from exc
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise ValueError(f"{path} has a format that this version does not know")
+        raise RunFolderError(f"{path} has a format that this version does not know")
+    for part in ("fingerprint", "details"):
+        if not isinstance(data.get(part), dict) or not isinstance(data[part].get("datasets"), dict):
+            raise RunFolderError(
+                f"{path} is damaged (no {part} of datasets); restore it, or use another output_dir"
+            )
     return data
 
 
@@ -86,6 +117,7 @@ def update_run_file(
         accept_changed: fields, or first parts of fields, that may differ.
 
     Raises:
+        RunFolderError: run.json is damaged.
         FingerprintChangedError: names each field, both values and the two ways out; nothing is written.
     """
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ import sys
 import pytest
 from run_support import DRAFTMILL, Runner, write_prompts
 
+from tasks.core.run_file import update_run_file
+
 
 @pytest.fixture
 def offline(tmp_path):
@@ -111,6 +113,35 @@ def test_a_run_without_datasets_says_so(offline):
 def test_a_folder_that_is_no_run_is_refused(offline, command):
     """Nothing is counted or exported from a folder without run.json."""
     _assert_refused(offline.call(command, str(offline.folder)), str(offline.folder), "run.json")
+
+
+def test_an_output_folder_that_takes_no_file_is_refused(offline):
+    """Before Prefect is asked for anything."""
+    done = offline.run("--output-dir", "/proc")
+    _assert_refused(done, "'/proc' cannot be written to", "another output_dir")
+    assert "starting" not in done.stderr
+
+
+def test_a_damaged_run_file_is_refused_before_anything_starts(offline):
+    """One message, which names it."""
+    offline.output_dir.mkdir()
+    (offline.output_dir / "run.json").write_text("{")
+    done = offline.run()
+    _assert_refused(done, "run.json is damaged")
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["stats", "export"])
+def test_a_file_that_cannot_be_read_is_named(offline, command):
+    """Exit 1 and one line with its path, whatever the operating system has against it."""
+    details = {"datasets": {"a": {"budget_tokens": 5}}}
+    update_run_file(offline.output_dir, fingerprint={"seed": 0}, details=details, now="now")
+    log = offline.output_dir / "a" / "raw_responses.jsonl"
+    log.mkdir(parents=True)
+    done = offline.call(command, str(offline.output_dir))
+    assert done.returncode == 1
+    assert str(log) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_source_is_found_from_the_parameter_file(offline):

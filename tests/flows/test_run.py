@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
@@ -14,6 +15,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from run_support import interrupt
 
+from flows.catalog import InputError
+from flows.pipeline import DatasetsFailedError, RunReport
+from flows.run_command import exit_code_of
+from tasks.core.run_file import RunFolderError
 from tasks.core.stats_scan import scan_dataset
 
 pytestmark = pytest.mark.prefect
@@ -216,7 +221,7 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
     before = two_datasets.rows("a")
     two_datasets.raw["sampling"] = {"temperature": 0.5}
     done = two_datasets.run("--max-tokens-per-dataset", "900")
-    assert done.returncode == 1
+    assert done.returncode == 2
     for word in ("sampling.temperature", "1.0", "0.5", "--accept-changed", "another output_dir"):
         assert word in done.stderr
     assert two_datasets.rows("a") == before
@@ -225,6 +230,23 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
     assert [(change["field"], change["old"], change["new"]) for change in changes] == [
         ("sampling.temperature", 1.0, 0.5)
     ]
+
+
+@pytest.mark.parametrize(
+    ("failures", "code"),
+    [
+        ([RunFolderError("x")], 2),
+        ([RunFolderError("x"), InputError("x")], 2),
+        ([RunFolderError("x"), RuntimeError("x")], 1),
+        ([RuntimeError("x")], 1),
+    ],
+)
+def test_a_run_exits_2_only_where_every_failure_is_a_refusal(failures, code):
+    """A failure that may pass by itself is worth the same command again; so is a run that has one."""
+    failed = {str(number): failure for number, failure in enumerate(failures)}
+    assert exit_code_of(DatasetsFailedError(failed, RunReport(Path(), [], [], None))) == code
+    if len(failures) == 1:
+        assert exit_code_of(failures[0]) == code
 
 
 def test_only_the_dataset_asked_for_runs(two_datasets):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from tasks.core.run_file import (
     Change,
     FingerprintChangedError,
+    RunFolderError,
+    check_run_folder,
     find_changes,
     hash_fingerprint,
     read_run_file,
@@ -184,14 +187,28 @@ def test_a_value_equals_itself_after_it_was_written(folder, value):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"\xff", b'{"format": 99}', b'{"fingerprint": {}}']
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"format": 99}', b'{"fingerprint": {}}', b'{"format": 1}'],
 )
 def test_a_damaged_run_file_is_named(folder, content):
     """Nothing is assumed about rows whose settings cannot be read, and the file stays as it is."""
     (folder / "run.json").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{folder}/run\.json (is damaged|has a format)"):
+    with pytest.raises(RunFolderError, match=rf"{folder}/run\.json (is damaged|has a format)"):
         update(folder, make_fingerprint())
     assert (folder / "run.json").read_bytes() == content
+
+
+def test_a_folder_is_made_and_left_as_it_was(tmp_path):
+    """The check leaves no file of its own."""
+    check_run_folder(tmp_path / "new" / "run")
+    assert list((tmp_path / "new" / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/null/run", "/proc"])
+def test_a_folder_that_takes_no_file_is_refused(path):
+    """What is no folder, lies in none, or is read-only (/proc is, to root as well)."""
+    with pytest.raises(RunFolderError, match=rf"output_dir '{path}' cannot be written to"):
+        check_run_folder(Path(path))
 
 
 def test_no_run_file_is_no_run(tmp_path):
