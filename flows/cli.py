@@ -199,7 +199,13 @@ def _load(
 
 
 def _run_flow(parameters: Any) -> int:
-    from flows.prefect_server import QUIET, PrefectServerError, is_configured, run_prefect_server
+    from flows.prefect_server import (
+        QUIET,
+        PrefectServerError,
+        PrefectUrlError,
+        is_configured,
+        run_prefect_server,
+    )
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -207,12 +213,14 @@ def _run_flow(parameters: Any) -> int:
     output_dir = Path(parameters.output_dir)
     _check_folder(output_dir)
     _say("starting; Prefect takes some seconds")
-    if is_configured():
-        return _run_on_server(parameters, None)
     try:
+        if is_configured():
+            return _run_on_server(parameters, None)
         with run_prefect_server(output_dir / "prefect.log") as ui:
             _say(f"watch this run at {ui}/runs")
             return _run_on_server(parameters, ui)
+    except PrefectUrlError as exc:
+        _fail(str(exc), EXIT_BAD_INPUT)
     except PrefectServerError as exc:
         _fail(str(exc), EXIT_FAILED)
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -36,13 +37,35 @@ class PrefectServerError(RuntimeError):
     """The Prefect server did not start; the message ends with the log's last lines."""
 
 
-def is_configured() -> bool:
-    """Whether Prefect knows a server: PREFECT_API_URL, or a profile that names one."""
-    if os.environ.get("PREFECT_API_URL"):
-        return True
-    from prefect.settings import get_current_settings
+class PrefectUrlError(ValueError):
+    """What is configured as Prefect's server is no URL."""
 
-    return bool(get_current_settings().api.url)
+
+def is_configured() -> bool:
+    """Whether Prefect knows a server: PREFECT_API_URL, or a profile that names one.
+
+    Raises:
+        PrefectUrlError: it is none that could be asked.
+    """
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        from prefect.settings import get_current_settings
+
+        url = get_current_settings().api.url
+    if url and not _is_http(url):
+        raise PrefectUrlError(
+            f"PREFECT_API_URL is {url!r}; give it the form http://127.0.0.1:4200/api, or unset it to use a "
+            "server that comes and goes with the run"
+        )
+    return bool(url)
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or out of range
+        return False
 
 
 @contextlib.contextmanager

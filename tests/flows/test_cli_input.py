@@ -122,6 +122,15 @@ def test_an_output_folder_that_takes_no_file_is_refused(offline):
     assert "starting" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "url", ["localhost:4200/api", "http://", "http://127.0.0.1:99999/api", "http://a:b/"]
+)
+def test_an_address_of_prefect_that_is_none_is_refused(offline, url):
+    """It is named with its value, and with what to do."""
+    offline.env["PREFECT_API_URL"] = url
+    _assert_refused(offline.run(), f"PREFECT_API_URL is {url!r}", "unset it")
+
+
 def test_a_damaged_run_file_is_refused_before_anything_starts(offline):
     """One message, which names it."""
     offline.output_dir.mkdir()
