@@ -5,7 +5,7 @@ Knows where inputs live on disk; does not know Prefect or servers. Invariant: wh
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,19 @@ def _spelled_out(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def override_parameters(
-    raw: dict[str, Any], overrides: Mapping[str, Any], *, server: Mapping[str, Any], only: list[str] | None
+    raw: dict[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    server: Mapping[str, Any],
+    only: list[str] | None,
+    catalog: Path = CATALOG,
 ) -> dict[str, Any]:
     """Raw parameters with flags put over them; a value of None is a flag that was not given.
 
     A budget given as a flag holds for every dataset. `only` picks datasets, of the file or the catalog.
+
+    Raises:
+        InputError: `only` has a name that neither of them has.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     merged = {**raw, **given}
@@ -69,6 +77,9 @@ def override_parameters(
             dataset.pop("budget_tokens", None)
     if only:
         by_name = {str(dataset.get("name")): dataset for dataset in spelled_out}
+        for name in only:
+            if name not in by_name:
+                _check_known(name, catalog, _read_catalog(catalog), in_file=by_name)
         merged["datasets"] = [by_name.get(name, name) for name in dict.fromkeys(only)]
     return merged
 
@@ -94,11 +105,8 @@ def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -
     known = _read_catalog(catalog)
     datasets: list[str | DatasetSettings] = []
     for entry in parameters.datasets:
-        if isinstance(entry, str) and entry not in known:
-            raise InputError(
-                f"dataset {entry!r} is not in the catalog {catalog}, which has {', '.join(known)}; "
-                "correct the name or spell the dataset out"
-            )
+        if isinstance(entry, str):
+            _check_known(entry, catalog, known)
         datasets.append(known[entry] if isinstance(entry, str) else _absolute(entry, Path.cwd()))
     names = [dataset.name for dataset in datasets if isinstance(dataset, DatasetSettings)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -112,6 +120,16 @@ def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -
 def list_datasets(parameters: RunParameters) -> list[DatasetSettings]:
     """The datasets of completed parameters."""
     return [dataset for dataset in parameters.datasets if isinstance(dataset, DatasetSettings)]
+
+
+def _check_known(name: str, catalog: Path, known: Collection[str], *, in_file: Collection[str] = ()) -> None:
+    if name in known:
+        return
+    places = [f"the parameter file ({', '.join(in_file)})"] if in_file else []
+    places.append(f"the catalog {catalog} ({', '.join(known)})")
+    raise InputError(
+        f"dataset {name!r} is not in {' or '.join(places)}; correct the name or spell the dataset out"
+    )
 
 
 def _read_catalog(path: Path) -> dict[str, DatasetSettings]:

@@ -86,6 +86,12 @@ def test_a_dataset_asked_for_twice_is_taken_once(offline):
     _assert_refused(offline.run("--dataset", "a", "--dataset", "a"), "'mesages'")
 
 
+def test_a_dataset_that_is_not_there_is_named_with_those_that_are(offline):
+    """Those of the parameter file and those of the catalog: each of them can be asked for."""
+    offline.add_dataset("mine", prompts=3)
+    _assert_refused(offline.run("--dataset", "nope"), "'nope'", "a, mine", "B1_glaive")
+
+
 def test_two_datasets_of_one_name_are_refused(offline):
     """They would write to one folder."""
     offline.add_dataset("a", prompts=3)
