@@ -91,6 +91,8 @@ def run(
     if help_parameters:
         _print_parameters()
         return
+    if mode == "embedded" and base_url:
+        _fail("--mode embedded starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
     overrides: dict[str, Any] = {
         "max_samples": max_samples,
         "max_tokens_per_dataset": max_tokens_per_dataset,

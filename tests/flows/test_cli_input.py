@@ -80,6 +80,11 @@ def test_flags_over_a_malformed_file_are_refused_too(offline):
     _assert_refused(done, "server", "'foo'", "datasets")
 
 
+def test_a_url_for_the_embedded_mode_is_refused(offline):
+    """It would be ignored, and the small model would answer instead of the one at the URL."""
+    _assert_refused(offline.run("--mode", "embedded", "--base-url", "http://127.0.0.1:9"), "--base-url")
+
+
 def test_a_dataset_asked_for_twice_is_taken_once(offline):
     """Repeating the flag is no mistake: the run gets as far as its adapter."""
     offline.raw["datasets"][0]["adapter"] = "mesages"
