@@ -7,9 +7,10 @@ parameter; the server's key comes from the environment (DRAFTMILL_API_KEY).
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_NAMES_OF_OURS = ("export", "run.json", "stats.json", "stats.parquet", "server.log", "prefect.log")
 
 
 class _Section(BaseModel):
@@ -117,6 +118,15 @@ class DatasetSettings(_Section):
     """Handed to the chat template, for example {"thinking": false}."""
     expected_mean_tokens: float | None = Field(None, gt=0)
     """Average answer length to plan with until answers are in (tokens)."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name.lower() in _NAMES_OF_OURS:
+            raise ValueError(
+                f"a dataset cannot be named {name!r}: output_dir has an entry of that name already"
+            )
+        return name
 
 
 class Export(_Section):

@@ -62,12 +62,13 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(offline):
         ({"source": "gone.jsonl"}, ["'a'", "gone.jsonl"]),
         ({"adapter": "mesages"}, ["'a'", "'mesages'", "messages"]),
         ({"name": "../evil"}, ["datasets.0", "'../evil'"]),
+        ({"name": "Export"}, ["datasets.0.name", "'Export'"]),
         ({"source": "a.xlsx"}, ["'a'", "a.xlsx", ".jsonl"]),
         ({"budget_tokens": -5}, ["budget_tokens", "-5"]),
     ],
 )
 def test_a_wrong_dataset_is_named(offline, settings, words):
-    """A missing source, an unknown adapter and a name that leaves the folder are refused."""
+    """A missing source, an unknown adapter and a name that leaves the folder or is taken are refused."""
     (offline.folder / "a.xlsx").write_bytes(b"x")
     offline.raw["datasets"][0].update(settings)
     _assert_refused(offline.run(), *words)
@@ -97,10 +98,11 @@ def test_a_dataset_that_is_not_there_is_named_with_those_that_are(offline):
     _assert_refused(offline.run("--dataset", "nope"), "'nope'", "a, mine", "B1_glaive")
 
 
-def test_two_datasets_of_one_name_are_refused(offline):
-    """They would write to one folder."""
-    offline.add_dataset("a", prompts=3)
-    _assert_refused(offline.run(), "more than once", "a")
+@pytest.mark.parametrize("name", ["a", "A"])
+def test_two_datasets_of_one_name_are_refused(offline, name):
+    """They would write to one folder, with other capitals on some filesystems too."""
+    offline.add_dataset(name, prompts=3)
+    _assert_refused(offline.run(), "would share a folder", f"{name}, a")
 
 
 def test_a_missing_parameter_file_is_named(offline):
