@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from flows.parameters import DatasetSettings, RunParameters
 from tasks.core.adapters import get_adapter
@@ -163,17 +164,32 @@ def _check_dataset(dataset: DatasetSettings) -> None:
 
 
 def _explain(exc: ValidationError) -> str:
-    lines = []
-    for error in exc.errors(include_url=False):
-        where = ".".join(str(part) for part in error["loc"] if part != "DatasetSettings") or "parameters"
-        if error["type"] == "extra_forbidden":
-            lines.append(
-                f"{where}: unknown parameter; check its spelling with draftmill run --help-parameters"
-            )
-        elif error["type"] == "missing":
-            lines.append(f"{where}: missing")
-        elif error["type"] == "value_error":  # our own sentence, which names the value where it may
-            lines.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
-        else:
-            lines.append(f"{where}: {error['msg']} (it is {error['input']!r})")
+    lines = [_explain_one(error) for error in exc.errors(include_url=False) if not _is_other_way(error)]
     return "\n".join(dict.fromkeys(lines))
+
+
+def _is_other_way(error: ErrorDetails) -> bool:
+    """Whether it only says that a mapping among the datasets is no name, or a name no mapping."""
+    if _is_no_name(error):
+        return isinstance(error["input"], dict)
+    return error["type"] == "model_type" and error["loc"][-1:] == ("DatasetSettings",)
+
+
+def _is_no_name(error: ErrorDetails) -> bool:
+    """Whether it comes from the `str` in `str | DatasetSettings`, which pydantic puts into the location."""
+    return error["type"] == "string_type" and error["loc"][-1] == "str"
+
+
+def _explain_one(error: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in error["loc"] if part != "DatasetSettings") or "parameters"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown parameter; check its spelling with draftmill run --help-parameters"
+    if error["type"] == "missing":
+        return f"{where}: missing"
+    if error["type"] == "value_error":  # our own sentence, which names the value where it may
+        return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+    wanted = error["msg"]
+    if _is_no_name(error):
+        where = where.removesuffix(".str")
+        wanted = "Input should be a name from the catalog or a mapping with name, source and adapter"
+    return f"{where}: {wanted} (it is {error['input']!r})"

@@ -74,6 +74,21 @@ def test_a_wrong_dataset_is_named(offline, settings, words):
     _assert_refused(offline.run(), *words)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        ({"name": "x", "adapter": "messages"}, "datasets.0.source: missing"),
+        (5, "datasets.0: Input should be a name from the catalog or a mapping"),
+    ],
+)
+def test_a_dataset_of_the_wrong_shape_is_one_line(offline, dataset, line):
+    """What the other way to write a dataset would have needed is not said."""
+    offline.raw["datasets"] = [dataset]
+    done = offline.run()
+    _assert_refused(done, line)
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_flags_over_a_malformed_file_are_refused_too(offline):
     """What a flag would be put over may have any shape."""
     offline.raw.update({"server": "foo", "datasets": 5})
