@@ -25,6 +25,23 @@ app = typer.Typer(
 )
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 _AGAIN = "Run the same command again to go on"
+_RUN_EPILOG = """\
+\b
+Exit status:
+  0    every dataset is complete, or has used all its prompts
+  1    a failure that may pass by itself: a server is away, a dataset failed
+  2    refused until something is changed: a parameter, settings other than
+       the folder's, a damaged run.json, an output folder or PREFECT_API_URL
+       that cannot be used
+  130  interrupted by Ctrl-C or SIGTERM; the same command goes on
+
+\b
+Environment:
+  DRAFTMILL_API_KEY  the key of the SGLang servers, if they ask for one
+  PREFECT_API_URL    the Prefect server to use; without one, a server with its
+                     UI is started for the run
+  PREFECT_HOME       where such a server keeps its runs (~/.prefect)
+"""
 
 _ParamFile = Annotated[
     Path | None,
@@ -41,10 +58,15 @@ _Datasets = Annotated[
         help="Only this dataset of the file or the catalog; may be repeated.",
     ),
 ]
-_Output = Annotated[Path | None, typer.Option("--output-dir", "-o", help="Where everything is written.")]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output-dir", "-o", metavar="FOLDER", help="Where everything is written."),
+]
 _Budget = Annotated[
     int | None,
-    typer.Option(min=1, help="Budget of completion tokens for every dataset, whatever the file says."),
+    typer.Option(
+        min=1, metavar="TOKENS", help="Budget of completion tokens for every dataset, whatever the file says."
+    ),
 ]
 
 
@@ -59,21 +81,32 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(epilog=_RUN_EPILOG)
 def run(
     param_file: _ParamFile = None,
     dataset: _Datasets = None,
     max_tokens_per_dataset: _Budget = None,
-    max_samples: Annotated[int | None, typer.Option(min=1, help="At most so many responses each.")] = None,
+    max_samples: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="At most so many responses each.")
+    ] = None,
     output_dir: _Output = None,
     base_url: Annotated[
         list[str] | None,
         typer.Option(metavar="URL", help="An SGLang server (mode connect); may be repeated."),
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="connect or embedded.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            metavar="connect|embedded",
+            help="Use running servers, or start a small model on this machine's CPU for a trial.",
+        ),
+    ] = None,
     accept_changed: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD", help="Fingerprint field that may differ from the folder's."),
+        typer.Option(
+            metavar="FIELD",
+            help="Setting that may differ from the folder's, as the refusal names it; may be repeated.",
+        ),
     ] = None,
     retry_rejected: Annotated[
         bool, typer.Option("--retry-rejected", help="Ask prompts again that were set aside for good.")

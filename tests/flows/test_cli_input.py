@@ -212,6 +212,20 @@ def test_help_is_there_and_needs_no_prefect(command):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_help_of_a_run_names_exit_statuses_variables_and_choices():
+    """What a script around it has to know."""
+    text = subprocess.run([*DRAFTMILL, "run", "--help"], capture_output=True, text=True, check=True).stdout
+    for line in (
+        "  1    a failure",
+        "  2    refused",
+        "  130  interrupted",
+        "DRAFTMILL_API_KEY",
+        "PREFECT_API_URL",
+    ):
+        assert line in text
+    assert "connect|embedded" in text
+
+
 def test_every_parameter_is_described(offline):
     """--help-parameters lists all of them with a sentence and a default."""
     text = offline.call("run", "--help-parameters").stdout
