@@ -1,11 +1,14 @@
 """What `draftmill run` does once Prefect is there: run the flow, print what came of it."""
 
+import shlex
 import sys
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import typer
 from prefect.client.orchestration import get_client
 from prefect.logging.handlers import APILogHandler
-from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, get_current_settings, temporary_settings
 
 from flows.catalog import InputError
 from flows.console import make_console
@@ -78,8 +81,18 @@ def _print_report(report: RunReport) -> None:
 
 
 def _print_ui(flow_run_id: object, ui: str | None) -> None:
-    if ui is None:
-        typer.echo(f"Prefect UI: {PREFECT_UI_URL.value()}/runs/flow-run/{flow_run_id}")
-        return
-    prefect = f"{sys.executable.rsplit('/', 1)[0]}/prefect"
-    typer.echo(f"Prefect UI: {prefect} server start, then open {ui}/runs/flow-run/{flow_run_id}")
+    before = f"{start_command(ui)}, then open " if ui else ""
+    address = (ui or str(PREFECT_UI_URL.value())).rstrip("/")
+    typer.echo(f"Prefect UI: {before}{address}/runs/flow-run/{flow_run_id}")
+
+
+def start_command(ui: str) -> str:
+    """What starts a server at the address `ui` again, on the runs of the one that was there."""
+    settings = get_current_settings()
+    words = [shlex.quote(str(Path(sys.executable).with_name("prefect"))), "server", "start"]
+    port = urlsplit(ui).port
+    if port != settings.server.api.port:  # --port would leave the UI at the API of the other port (3.9.1)
+        words.insert(0, f"PREFECT_SERVER_API_PORT={port}")
+    if settings.home != Path.home() / ".prefect":
+        words.insert(0, f"PREFECT_HOME={shlex.quote(str(settings.home))}")
+    return " ".join(words)

@@ -13,11 +13,12 @@ import pytest
 from fake_sglang import expected_answer
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_PORT, temporary_settings
 from run_support import interrupt
 
 from flows.catalog import InputError
 from flows.pipeline import DatasetsFailedError, RunReport
-from flows.run_command import exit_code_of
+from flows.run_command import exit_code_of, start_command
 from tasks.core.run_file import RunFolderError
 from tasks.core.stats_scan import scan_dataset
 
@@ -247,6 +248,18 @@ def test_a_run_exits_2_only_where_every_failure_is_a_refusal(failures, code):
     assert exit_code_of(DatasetsFailedError(failed, RunReport(Path(), [], [], None))) == code
     if len(failures) == 1:
         assert exit_code_of(failures[0]) == code
+
+
+def test_the_command_for_the_ui_names_the_settings_that_are_not_prefects_own(monkeypatch):
+    """The port that the run's server had and the home of its database, where they are others."""
+    monkeypatch.setattr(sys, "executable", "/venv/bin/python")
+    ours = {PREFECT_HOME: Path.home() / ".prefect", PREFECT_SERVER_API_PORT: 4200}
+    with temporary_settings(ours):
+        assert start_command("http://127.0.0.1:4200") == "/venv/bin/prefect server start"
+    with temporary_settings({**ours, PREFECT_HOME: Path("/my home")}):
+        assert start_command("http://127.0.0.1:4201") == (
+            "PREFECT_HOME='/my home' PREFECT_SERVER_API_PORT=4201 /venv/bin/prefect server start"
+        )
 
 
 def test_only_the_dataset_asked_for_runs(two_datasets):
