@@ -33,10 +33,12 @@ unit: $(DEV_STAMP) ## The core's tests only: seconds
 bench: $(DEV_STAMP) ## All benchmarks
 	$(BIN)/python benchmarks/bench_budget.py
 	$(BIN)/python benchmarks/bench_client.py
+	$(BIN)/python benchmarks/bench_overlap.py
 
 bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_budget.py --quick
 	$(BIN)/python benchmarks/bench_client.py --quick
+	$(BIN)/python benchmarks/bench_overlap.py --quick
 
 lock: ## Compile the locks from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \
