@@ -7,10 +7,13 @@ the flow does; `one by one` waits for each dataset's last answer and stops when 
 
 "over ideal" is the run's time over (tokens generated / peak throughput). What is not ideal is lost, and the
 tables say where: while a dataset holds the turn, or after it, until another one has it. Nobody can fill the
-last tail: at 8 x 10,000,000 tokens it weighs little, at the budgets of --quick it is all that is lost. All
-prompts are short ones: what the lanes cost when a dataset fills only one of them is not measured.
+last tail: at 8 x 10,000,000 tokens it weighs little, at the budgets of --quick it is all that is lost.
 
-    python benchmarks/bench_overlap.py [--quick] [--budget-tokens N] [--window W] [--concavity K] [--seed N]
+--long LANE gives the last dataset long prompts only, a lane of their own with so many slots, and the server
+room for both lanes.
+
+    python benchmarks/bench_overlap.py [--quick] [--budget-tokens N] [--window W] [--long LANE]
+        [--concavity K] [--seed N]
 """
 
 import argparse
@@ -47,6 +50,7 @@ from tasks.turn import Turn
 
 MEAN_TOKENS = (1577, 3793, 2000, 6000, 5000, 1500, 2500, 8000)  # one dataset each, before the cap
 CAP_TOKENS = 10_240
+LONG_PROMPT_TOKENS = 100
 TARGET = 1.05
 
 
@@ -109,6 +113,7 @@ class Setting:
     renderer: Renderer
     budget_tokens: int
     window: int
+    long: int
     concavity: float
     seed: int
 
@@ -138,14 +143,16 @@ class Outcome:
 async def _run(setting: Setting, *, overlap: bool, policy: BudgetPolicy) -> Outcome:
     """All datasets in order; with overlap each starts when the one before is queued, as in the flow."""
     loop = asyncio.get_running_loop()
-    server = SimulatedServer(loop, window=setting.window, concavity=setting.concavity, seed=setting.seed)
+    width = setting.window + setting.long
+    server = SimulatedServer(loop, window=width, concavity=setting.concavity, seed=setting.seed)
 
     def look() -> Moment:
         server.advance()
         return Moment(loop.time(), server.running, server.lost_s)
 
     turn = _WatchedTurn(look)
-    lanes = {name: Lane(name, setting.window, CAP_TOKENS) for name in ("short", "long")}
+    slots = {"short": setting.window, "long": setting.long or setting.window}
+    lanes = {name: Lane(name, count, CAP_TOKENS) for name, count in slots.items()}
     pool = ServerPool([SGLangClient("http://simulated", vocab_size=VOCAB_SIZE, transport=server)])
     resources = Resources(pool, Window(lanes), setting.renderer, None, turn)
     started = time.process_time()
@@ -154,7 +161,11 @@ async def _run(setting: Setting, *, overlap: bool, policy: BudgetPolicy) -> Outc
         async with asyncio.TaskGroup() as group:
             for name, mean in setting.datasets:
                 rules = GenerationRules(
-                    name, setting.budget_tokens, DispatchRules({"mean_tokens": mean}), budget_policy=policy
+                    name,
+                    setting.budget_tokens,
+                    DispatchRules({"mean_tokens": mean}),
+                    budget_policy=policy,
+                    long_prompt_tokens=LONG_PROMPT_TOKENS,
                 )
                 running = group.create_task(_generate(setting.folder / name, rules, resources))
                 if overlap:
@@ -171,7 +182,7 @@ async def _run(setting: Setting, *, overlap: bool, policy: BudgetPolicy) -> Outc
         time_s=end.at_s,
         tokens=server.tokens,
         peak=server.peak,
-        running=server.running_s / server.busy_s / setting.window,
+        running=server.running_s / server.busy_s / width,
         cpu_s=time.process_time() - started,
         traces=list(turn.traces.values()),
     )
@@ -191,9 +202,11 @@ def _prepare(setting: Setting) -> None:
     """More prompts than any policy can use."""
     for name, mean in setting.datasets:
         source = setting.folder / f"{name}.jsonl"
+        words = " long" * LONG_PROMPT_TOKENS if setting.long and name == setting.datasets[-1][0] else ""
         with source.open("wb") as out:
             for number in range(int(1.5 * setting.budget_tokens / min(mean, 5_000)) + 5 * setting.window):
-                row = {"id": str(number), "messages": [{"role": "user", "content": f"{name} {number}"}]}
+                message = {"role": "user", "content": f"{name} {number}{words}"}
+                row = {"id": str(number), "messages": [message]}
                 out.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
         options = PrepareOptions(name=name, adapter="messages", seed=setting.seed)
         prepare_prompts(setting.folder / name, [source], options=options, source_sha256="x")
@@ -217,19 +230,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="budgets of 500,000 tokens")
     parser.add_argument("--budget-tokens", type=int, default=10_000_000, help="of each of the 8 datasets")
     parser.add_argument("--window", type=int, default=150, help="W, and the requests we keep in flight")
+    parser.add_argument("--long", type=int, default=0, help="slots of the long lane, for the last dataset")
     parser.add_argument("--concavity", type=float, default=1.0, help="k; 0 shares a constant throughput")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     budget_tokens = 500_000 if options.quick else options.budget_tokens
     ways: list[tuple[str, bool, BudgetPolicy]] = [("ours", True, "forecast"), ("one by one", False, "drain")]
     print(
-        f"8 datasets x {budget_tokens:,} tokens, window {options.window}, concavity {options.concavity:g}, "
-        f"seed {options.seed}"
+        f"8 datasets x {budget_tokens:,} tokens, window {options.window}, long lane {options.long}, "
+        f"concavity {options.concavity:g}, seed {options.seed}"
     )
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
         renderer = Renderer(load_tokenizer(str(make_tokenizer(folder / "tokenizer"))))
-        setting = Setting(folder, renderer, budget_tokens, options.window, options.concavity, options.seed)
+        setting = Setting(
+            folder, renderer, budget_tokens, options.window, options.long, options.concavity, options.seed
+        )
         _prepare(setting)
         for name, overlap, policy in ways:
             with asyncio.Runner(loop_factory=VirtualLoop) as runner:

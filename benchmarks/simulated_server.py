@@ -113,7 +113,9 @@ class SimulatedServer(httpx.AsyncBaseTransport):
             self._each += elapsed_s * throughput / n
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer one prompt when its last token is there."""
+        """Answer one prompt when its last token is there; there are no other pages."""
+        if request.url.path != "/generate":
+            return httpx.Response(404)
         body = orjson.loads(request.content)
         params = body["sampling_params"]
         wanted = self._choose_length(body["input_ids"], params["mean_tokens"])

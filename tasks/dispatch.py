@@ -107,7 +107,7 @@ class Dispatcher:
         window: Window,
         budget: TokenBudget,
         rules: DispatchRules,
-        on_drain: Callable[[], None] = lambda: None,
+        on_turn_over: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
@@ -115,7 +115,7 @@ class Dispatcher:
         self._window = window
         self._budget = budget
         self._rules = rules
-        self._on_drain = on_drain
+        self._on_turn_over = on_turn_over
         self._clock = clock
         self._wake = asyncio.Event()
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
@@ -124,7 +124,7 @@ class Dispatcher:
         self._retries: dict[str, list[_Waiting]] = {lane: [] for lane in window.lanes}
         self._suspects: dict[str, list[_Waiting]] = {lane: [] for lane in window.lanes}
         self._in_flight: dict[int, _Item] = {}
-        self._draining = False
+        self._turn_is_over = False
         self._stop: Exception | None = None
         self._started_s = clock()
         self._refused_in_a_row = 0
@@ -162,7 +162,7 @@ class Dispatcher:
         finally:
             for stop in stops:
                 stop()
-            self._begin_drain()
+            self._hand_turn_on()
         if self._stop is not None:
             raise self._stop
 
@@ -185,10 +185,10 @@ class Dispatcher:
             while self._pool.is_up and self._window.has_room(lane) and self._may_send_more():
                 item = self._next_item(lane, now_s)
                 if item is None:
+                    if self._feeder.is_starved(lane):
+                        self._hand_turn_on()
                     break
                 self._send(group, item)
-        if self._has_no_more():
-            self._begin_drain()
 
     def _send(self, group: asyncio.TaskGroup, item: _Item) -> None:
         number = next(self._numbers)
@@ -206,7 +206,7 @@ class Dispatcher:
         else:
             allowed = self._budget.may_dispatch(now_s=self._clock())
         if not allowed:
-            self._begin_drain()
+            self._hand_turn_on()
         return allowed
 
     def _next_item(self, lane: str, now_s: float) -> _Item | None:
@@ -228,10 +228,11 @@ class Dispatcher:
         few = max(1, concurrency >> _SUSPECTS_SHIFT * (suspect.deaths - 1))
         return self.counts.answers > suspect.answers and alike < few
 
-    def _begin_drain(self) -> None:
-        if not self._draining:
-            self._draining = True
-            self._on_drain()
+    def _hand_turn_on(self) -> None:
+        """Let the next dataset fill what this one cannot: all at its end, or a lane it has no use for."""
+        if not self._turn_is_over:
+            self._turn_is_over = True
+            self._on_turn_over()
 
     async def _ask(self, number: int, item: _Item) -> None:
         """One attempt at one prompt; every way out frees the slot and settles the budget."""

@@ -99,6 +99,11 @@ class Feeder:
             and not any(self._parked.values())
         )
 
+    def is_starved(self, lane: str) -> bool:
+        """Nothing of this lane is ready, and nothing more will be before the other lanes move on."""
+        is_resting = not self._rendering and not self._wanted.is_set()
+        return is_resting and not self._ready[lane]
+
     async def run(self) -> None:
         """Render until every prompt was offered; cancel it to stop early."""
         loop = asyncio.get_running_loop()
@@ -112,8 +117,9 @@ class Feeder:
                 for item in batch:
                     self._file(item)
                 self._on_change()
-            if self.is_empty:
+            if not all(self._ready.values()):
                 self._on_change()
+            if self.is_empty:
                 return
 
     def _choose(self) -> list[int]:

@@ -68,8 +68,11 @@ class _Progress:
         self.latest: GenerationStatus | None = None
 
     def update(self, status: GenerationStatus) -> None:
+        """Keep it, and log it unless the dataset only waits for its turn."""
+        is_idle = self.latest is not None and status.rows == self.latest.rows and not status.in_flight
         self.latest = status
-        logger.info(status.to_line())
+        if not is_idle:
+            logger.info(status.to_line())
 
 
 @contextlib.asynccontextmanager

@@ -69,8 +69,8 @@ class GenerationRules:
 class Resources:
     """What the datasets of one run share: servers, window, renderer, threads, and whose turn it is.
 
-    `turn` bounds how many datasets dispatch at the same time; a dataset gives it up when its drain
-    begins, so that the next one fills the window meanwhile.
+    `turn` bounds how many datasets begin at the same time; a dataset gives it up when it can no longer fill
+    the window, be it one lane of it, so that the next one fills it meanwhile.
     """
 
     pool: ServerPool
@@ -300,7 +300,7 @@ class _Run:
                 await asyncio.shield(self._checkpoint())
                 self._on_status(self._status(dispatcher))
 
-    def _dispatcher(self, prompts: Any, resources: Resources, on_drain: Callable[[], None]) -> Dispatcher:
+    def _dispatcher(self, prompts: Any, resources: Resources, on_turn_over: Callable[[], None]) -> Dispatcher:
         def make_feeder(
             on_change: Callable[[], None], on_unrenderable: Callable[[Unrenderable], None]
         ) -> Feeder:
@@ -329,7 +329,7 @@ class _Run:
             window=resources.window,
             budget=budget,
             rules=self._rules.dispatch,
-            on_drain=on_drain,
+            on_turn_over=on_turn_over,
         )
 
     async def _keep_checkpoints(self) -> None:

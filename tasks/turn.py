@@ -1,7 +1,7 @@
-"""Whose turn it is to send prompts, in the order of the datasets.
+"""Whose turn it is to fill the window, in the order of the datasets.
 
-Knows names and a bound; does not know what a turn is used for. A dataset gives its turn up when its drain
-begins, so that the next one fills the window meanwhile. Invariant: never more than `at_once` hold a turn.
+Knows names and a bound; does not know what a turn is used for. A dataset gives its turn up when it leaves
+slots empty, so that the next one fills them. Invariant: never more than `at_once` hold a turn.
 """
 
 import asyncio

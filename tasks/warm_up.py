@@ -103,7 +103,7 @@ async def open_session(rules: WarmUpRules) -> Session:
         target=target,
         resources=Resources(
             pool=pool,
-            window=Window({lane.name: lane for lane in rules.lanes}),
+            window=Window({lane.name: lane for lane in rules.lanes}, is_shared=rules.concurrent_datasets > 1),
             renderer=renderer,
             context_length=context_length,
             turn=Turn(rules.concurrent_datasets),

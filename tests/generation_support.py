@@ -202,7 +202,7 @@ async def open_resources(renderer, *urls, short=8, long=4, short_limit=200, long
     lanes = [Lane("short", short, short_limit), Lane("long", long, long_limit)]
     resources = Resources(
         pool=ServerPool(clients, probe_every_s=0.05, stall_timeout_s=stall_timeout_s),
-        window=Window({lane.name: lane for lane in lanes}),
+        window=Window({lane.name: lane for lane in lanes}, is_shared=at_once > 1),
         renderer=renderer,
         context_length=CONTEXT_LENGTH,
         turn=Turn(at_once),

@@ -22,12 +22,17 @@ class Lane:
 
 
 class Window:
-    """Slots per lane; listeners are told when one is freed, the one that waited longest first."""
+    """Slots per lane; listeners are told when one is freed, in the order in which they came.
 
-    def __init__(self, lanes: Mapping[str, Lane]) -> None:
+    So an earlier dataset takes what it can use, and a later one the rest. Of a window that `is_shared` the
+    listener that waited longest is told first: all get their share.
+    """
+
+    def __init__(self, lanes: Mapping[str, Lane], *, is_shared: bool = False) -> None:
         self.lanes = dict(lanes)
         self._slots = {name: lane.concurrency for name, lane in self.lanes.items()}
         self._taken = dict.fromkeys(self.lanes, 0)
+        self._is_shared = is_shared
         self._listeners: deque[Listener] = deque()
 
     def has_room(self, lane: str) -> bool:
@@ -44,7 +49,7 @@ class Window:
         self._notify()
 
     def take(self, lane: str, *, by: Listener | None = None) -> None:
-        """Take a free slot; the listener that took one is told of the next ones last.
+        """Take a free slot; of a shared window, the listener that took it is told of the next ones last.
 
         Raises:
             ValueError: none is free.
@@ -52,7 +57,7 @@ class Window:
         if not self.has_room(lane):
             raise ValueError(f"lane {lane!r} has no free slot")
         self._taken[lane] += 1
-        if by is not None and len(self._listeners) > 1:
+        if self._is_shared and by is not None and len(self._listeners) > 1:
             self._listeners.remove(by)
             self._listeners.append(by)
 

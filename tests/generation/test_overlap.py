@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fake_sglang import FakeServer, wait_until
+from fake_sglang import FakeServer, prompt_key, wait_until
 from generation_support import (
     full_disk_after,
     is_free,
@@ -37,24 +37,54 @@ def test_next_dataset_fills_the_window_while_the_first_drains(make, prompts, cap
     second.check_complete(server)
 
 
-def test_second_dataset_waits_while_the_first_can_fill_the_window(make):
-    """A turn is kept until the drain."""
-    first, second, server = make("d1", prompts=60), make("d2", prompts=20), FakeServer()
+def test_second_dataset_gets_only_what_the_first_leaves(make):
+    """It starts, for the first has no long prompts, but sends no short one while the first has some."""
+    first, second = make("d1", prompts=60), make("d2", prompts=20, marked_every=1)
+    server = FakeServer(latency_s=0.02)
+    firsts = {prompt_key(first.renderer.render(prompt)) for prompt in first.prompts}
 
     async def scenario():
         async with serve(first.renderer, server, short=10) as resources:
-            server.gate.clear()
-            runs = [asyncio.create_task(each.generate(resources)) for each in (first, second)]
-            await wait_until(lambda: server.in_flight == 10)
-            await asyncio.sleep(0.1)
-            started = len(second.statuses)
-            server.gate.set()
-            await asyncio.gather(*runs)
-            return started
+            await asyncio.gather(first.generate(resources), second.generate(resources))
 
-    assert asyncio.run(scenario()) == 0
+    asyncio.run(scenario())
     first.check_complete(server)
     second.check_complete(server)
+    asked = [prompt_key(request["input_ids"]) for request in server.seen]
+    assert set(asked[:60]) == firsts
+
+
+def test_lane_that_the_first_leaves_empty_is_filled_by_the_second(make):
+    """Long prompts of a later dataset run beside the short ones of an earlier one, from the start."""
+    first, second = make("d1", prompts=60), make("d2", prompts=12, long_every=1)
+    server = FakeServer()
+
+    async def scenario():
+        async with serve(first.renderer, server, short=8, long=4) as resources:
+            server.gate.clear()
+            runs = [asyncio.create_task(each.generate(resources)) for each in (first, second)]
+            await wait_until(lambda: server.in_flight == 12)
+            server.gate.set()
+            await asyncio.gather(*runs)
+
+    asyncio.run(scenario())
+    first.check_complete(server)
+    second.check_complete(server)
+
+
+def test_datasets_at_once_share_a_lane_evenly(make):
+    """With two turns neither waits for the other."""
+    datasets = [make("d1", prompts=40), make("d2", prompts=40, marked_every=1)]
+    server = FakeServer(latency_s=0.02)
+
+    async def scenario():
+        async with serve(datasets[0].renderer, server, short=8, at_once=2) as resources:
+            await asyncio.gather(*(each.generate(resources) for each in datasets))
+
+    asyncio.run(scenario())
+    marked = {prompt_key(datasets[1].renderer.render(prompt)) for prompt in datasets[1].prompts}
+    halfway = [prompt_key(request["input_ids"]) in marked for request in server.seen[:40]]
+    assert 12 <= sum(halfway) <= 28
 
 
 def test_datasets_at_once_share_the_slots(make):

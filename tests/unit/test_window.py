@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tasks.core.window import Lane, Window
 
 
-def make_window(**concurrency):
-    return Window({name: Lane(name, count, 100) for name, count in concurrency.items()})
+def make_window(*, is_shared=False, **concurrency):
+    lanes = {name: Lane(name, count, 100) for name, count in concurrency.items()}
+    return Window(lanes, is_shared=is_shared)
 
 
 @given(
@@ -41,16 +42,17 @@ def test_a_full_lane_leaves_the_other_one_open():
     assert window.has_room("long")
 
 
-def test_the_listener_that_took_last_is_told_last():
-    """Each is told of every slot, and who took one lets the others go first at the next."""
-    window, told = make_window(short=3), []
+@pytest.mark.parametrize(("is_shared", "expected"), [(True, "bcabcacab"), (False, "abcabcabc")])
+def test_listeners_are_told_in_turn_or_in_order(is_shared, expected):
+    """Of a shared window, who took a slot lets the others go first next time; else the first comes first."""
+    window, told = make_window(short=3, is_shared=is_shared), []
     listeners = {name: lambda name=name: told.append(name) for name in "abc"}
     for listener in listeners.values():
         window.subscribe(listener)
     for name in "aab":
         window.take("short", by=listeners[name])
         window.free("short")
-    assert "".join(told) == "bcabcacab"
+    assert "".join(told) == expected
 
 
 def test_a_listener_finds_the_slot_free():
