@@ -130,11 +130,8 @@ class Feeder:
                 return [parked.popleft() for _ in range(min(BATCH, len(parked)))]
         if not hungry or sum(map(len, self._parked.values())) >= PARKED_LIMIT:
             return []
-        chosen: list[int] = []
-        while self._next < len(self._prompts) and len(chosen) < BATCH:
-            if self._progress.is_open(self._next):
-                chosen.append(self._next)
-            self._next += 1
+        chosen = self._progress.find_open(self._next, limit=BATCH)
+        self._next = chosen[-1] + 1 if len(chosen) == BATCH else len(self._prompts)
         return chosen
 
     def _file(self, item: Rendered | Unrenderable) -> None:

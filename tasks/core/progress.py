@@ -18,7 +18,7 @@ import numpy as np
 from tasks.core.records import Rejected, Response
 
 CHECKPOINT_FORMAT = 2
-
+_CHUNK = 4096  # positions looked at together: a long stretch of done ones costs 1 ms a million
 
 _CHECKPOINT_FIELDS = (
     *("format", "prompts_key", "prompts", "byte_offset", "rejected_offset", "rows", "prompt_tokens"),
@@ -88,6 +88,15 @@ class Progress:
         """Whether the prompt at a position still needs an answer."""
         return not (self.done[position] or (self.set_aside[position] and not self._reopened[position]))
 
+    def find_open(self, start: int, *, limit: int) -> list[int]:
+        """The first `limit` open positions from `start` on, or all there are; as `is_open` says now."""
+        found: list[int] = []
+        while start < len(self.done) and len(found) < limit:
+            open_here = np.flatnonzero(self._closed(slice(start, start + _CHUNK)) == 0)
+            found += (open_here[: limit - len(found)] + start).tolist()
+            start += _CHUNK
+        return found
+
     def reopen_set_aside(self) -> None:
         """Ask once more, in this process only, what was set aside for good; checkpoints do not tell."""
         self._reopened = self.set_aside.copy()
@@ -95,8 +104,11 @@ class Progress:
     @property
     def open_prompts(self) -> int:
         """How many prompts still need an answer."""
-        closed = self.set_aside & (1 - self._reopened)
-        return int(len(self.done) - np.count_nonzero(self.done | closed))
+        return int(len(self.done) - np.count_nonzero(self._closed(slice(None))))
+
+    def _closed(self, part: slice) -> np.ndarray:
+        closed: np.ndarray = self.done[part] | (self.set_aside[part] & (1 - self._reopened[part]))
+        return closed
 
     def to_checkpoint(self, *, prompts_key: str, updated_at: str) -> dict[str, Any]:
         """A JSON-able snapshot with its digest; `prompts_key` names the prompt file it belongs to."""

@@ -3,7 +3,9 @@
 import base64
 import copy
 import json
+import time
 import zlib
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from tasks.core.records import Rejected, Response
 PROMPTS = 11
 COUNTS = ("byte_offset", "rejected_offset", "rows", "prompt_tokens", "completion_tokens", "duplicates")
 FLAGS = st.lists(st.booleans(), max_size=200).map(lambda flags: np.array(flags, np.uint8))
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["answer", "set aside", "fail", "reopen"]), st.integers(0, 39)), max_size=60
+)
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -202,3 +207,33 @@ def test_reopened_prompts_are_open_in_this_process_only():
     again = Progress.from_checkpoint(saved, prompts_key="k", prompts=3)
     assert not again.is_open(1)
     assert again.open_prompts == 2
+
+
+@settings(deadline=None)
+@given(events=EVENTS, chunk=st.integers(1, 45), prompts=st.integers(40, 45), data=st.data())
+def test_open_positions_are_found_as_by_a_plain_loop(events, chunk, prompts, data):
+    """From any position on, however many, and whatever happened since they were last looked for."""
+    progress = Progress.empty(prompts)
+    for what, position in events:
+        if what == "answer":
+            progress.add_response(make_response(), position=position, byte_offset=1)
+        elif what == "reopen":
+            progress.reopen_set_aside()
+        else:
+            rejected = make_rejected(permanent=what == "set aside")
+            progress.add_rejected(rejected, position=position, byte_offset=1)
+        start, limit = data.draw(st.integers(0, prompts + 1)), data.draw(st.integers(0, prompts + 1))
+        one_by_one = [position for position in range(start, prompts) if progress.is_open(position)]
+        with patch("tasks.core.progress._CHUNK", chunk):
+            assert progress.find_open(start, limit=limit) == one_by_one[:limit]
+        assert progress.open_prompts == sum(map(progress.is_open, range(prompts)))
+
+
+def test_open_positions_behind_a_million_done_ones_are_found_at_once():
+    """One by one it takes most of a second, in which no answer is read."""
+    progress = Progress.empty(1_000_000)
+    progress.done[:] = 1
+    progress.done[[5, 999_998, 999_999]] = 0
+    started_s = time.perf_counter()
+    assert progress.find_open(6, limit=16) == [999_998, 999_999]
+    assert time.perf_counter() - started_s < 0.2
