@@ -1,12 +1,14 @@
 """prompts.jsonl and its index: prompts in dispatch order, found by position or by id.
 
-Holds 32 bytes a prompt in memory, never the prompts. The index file is derived: it is built again
-from prompts.jsonl whenever it is damaged or not that file's.
+Holds 16 bytes a prompt in memory, 32 once an id was looked for, never the prompts. The index file is
+derived: it is built again from prompts.jsonl whenever it is damaged or not that file's.
 """
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from tasks.core.files import write_bytes_atomically
 from tasks.core.records import Prompt, RecordError
 
 _ENTRY = np.dtype([("offset", "<u8"), ("id_hash", "<u8")])
-_HEADER = struct.Struct("<QQ8s")  # size and mtime_ns of prompts.jsonl, digest of the entries
+# Size and mtime_ns of prompts.jsonl, CRC-32 of the entries: a tenth of a hash's time at every resume.
+_HEADER = struct.Struct("<QQQ")
 
 
 def hash_id(prompt_id: str) -> int:
@@ -31,8 +34,7 @@ class PromptFile:
         entries = _load_index(path)
         self._file = path.open("rb")
         self._offsets = entries["offset"]
-        self._order = np.argsort(entries["id_hash"], kind="stable")
-        self._sorted_hashes = entries["id_hash"][self._order]
+        self._hashes = entries["id_hash"]
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -48,9 +50,10 @@ class PromptFile:
         Preparation gives every prompt an id whose hash is unique in its file, so the hash decides.
         """
         wanted = np.uint64(hash_id(prompt_id))
-        at = int(np.searchsorted(self._sorted_hashes, wanted))
-        if at < len(self._order) and self._sorted_hashes[at] == wanted:
-            return int(self._order[at])
+        hashes, order = self._by_hash
+        at = int(np.searchsorted(hashes, wanted))
+        if at < len(order) and hashes[at] == wanted:
+            return int(order[at])
         return None
 
     def __iter__(self) -> Iterator[Prompt]:
@@ -60,6 +63,12 @@ class PromptFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    @cached_property
+    def _by_hash(self) -> tuple[np.ndarray, np.ndarray]:
+        """Hashes in ascending order and their positions; a resume without new rows needs neither."""
+        order = np.argsort(self._hashes, kind="stable")
+        return self._hashes[order], order
 
 
 def write_index(path: Path, offsets: list[int], id_hashes: list[int]) -> np.ndarray:
@@ -77,19 +86,19 @@ def index_path(path: Path) -> Path:
     return path.with_suffix(".index")
 
 
-def _make_header(path: Path, body: bytes) -> bytes:
+def _make_header(path: Path, body: bytes | memoryview) -> bytes:
     stat = path.stat()
-    return _HEADER.pack(stat.st_size, stat.st_mtime_ns, hashlib.blake2b(body, digest_size=8).digest())
+    return _HEADER.pack(stat.st_size, stat.st_mtime_ns, zlib.crc32(body))
 
 
 def _load_index(path: Path) -> np.ndarray:
     try:
-        data = index_path(path).read_bytes()
+        data = np.fromfile(index_path(path), np.uint8)  # half the time of read_bytes
     except FileNotFoundError:
-        data = b""
-    body = data[_HEADER.size :]
-    if data == _make_header(path, body) + body:
-        return np.frombuffer(body, dtype=_ENTRY)
+        return _scan(path)
+    header, body = data[: _HEADER.size].tobytes(), data[_HEADER.size :]
+    if header == _make_header(path, body.data):
+        return body.view(_ENTRY)
     return _scan(path)
 
 

@@ -1,5 +1,6 @@
 """Prompts are found by position and by id, and an index that is not theirs is built again."""
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -52,6 +53,20 @@ def test_prompts_are_found_with_and_without_an_index(ids):
         index_path(path).unlink()
         assert read_all(path) == prompts
         assert index_path(path).read_bytes() == index
+
+
+def test_prompts_are_read_without_sorting_their_ids(tmp_path, monkeypatch):
+    """A resume from a checkpoint looks for no id; sorting a million hashes takes a quarter of a second."""
+    path = tmp_path / "prompts.jsonl"
+    written = [make_prompt(str(n)) for n in range(9)]
+    write_prompts(path, written)
+    with monkeypatch.context() as patched, contextlib.closing(PromptFile(path)) as prompts:
+        patched.delattr("numpy.argsort")
+        assert list(prompts) == written
+        with pytest.raises(AttributeError):
+            prompts.find("0")
+        patched.undo()
+        assert prompts.find("8") == 8
 
 
 def test_the_hash_of_an_id_never_changes():
