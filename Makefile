@@ -30,17 +30,19 @@ test-live: $(DEV_STAMP) ## Tests on a real SGLang server: SGLANG_URL=http://...,
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q
 
-bench: $(DEV_STAMP) ## All benchmarks (one needs 4 GB in $TMPDIR)
+bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, another with 4 GB in $TMPDIR)
 	$(BIN)/python benchmarks/bench_budget.py
 	$(BIN)/python benchmarks/bench_client.py
 	$(BIN)/python benchmarks/bench_overlap.py
 	$(BIN)/python benchmarks/bench_resume.py
+	$(BIN)/python benchmarks/bench_memory.py
 
 bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_budget.py --quick
 	$(BIN)/python benchmarks/bench_client.py --quick
 	$(BIN)/python benchmarks/bench_overlap.py --quick
 	$(BIN)/python benchmarks/bench_resume.py --quick
+	$(BIN)/python benchmarks/bench_memory.py --quick
 
 lock: ## Compile the locks from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \
