@@ -12,7 +12,7 @@ import json
 import os
 import random
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 
 VOCAB_SIZE = 1024
@@ -20,7 +20,7 @@ STOP_ID = 2
 
 
 def prompt_key(input_ids):
-    """Names a prompt in `FakeServer.answered`."""
+    """Names a prompt in `FakeServer.answered` and `FakeServer.faulty`."""
     return hashlib.sha256(json.dumps(input_ids).encode()).hexdigest()
 
 
@@ -47,9 +47,10 @@ class FakeServer:
 
     `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
     half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
-    good answer). `poison` is an id that gets a 400 when a prompt has it, `killer` one that kills the server
-    for `down_s`. With an `api_key`, /generate wants it. While `gate` is closed it is frozen: requests are
-    taken in and not answered, and /v1/loads goes on telling the same. `ready` is what /ready says.
+    good answer). A prompt with the id `poison` gets a 400, one with the id `mute` an empty answer, each time;
+    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate wants it. While `gate`
+    is closed it is frozen: requests are taken in and not answered, and /v1/loads goes on telling the same.
+    `ready` is what /ready says. `answered` counts each prompt's good answers, `faulty` the others by fault.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class FakeServer:
         poison=None,
         killer=None,
         down_s=0.1,
+        mute=None,
         api_key=None,
         seed=0,
     ):
@@ -75,6 +77,7 @@ class FakeServer:
         self.killer = killer
         self.down_s = down_s
         self.deaths = 0
+        self.mute = mute
         self.api_key = api_key
         self.ready = True
         self.rng = random.Random(seed)
@@ -87,6 +90,7 @@ class FakeServer:
         self.shows_load = True
         self.most_in_flight = 0
         self.answered = Counter()
+        self.faulty = defaultdict(Counter)
         self.seen = []
         self.context_length = 2048
         self._server = None
@@ -181,7 +185,11 @@ class FakeServer:
             "/model_info": {"model_path": "fake", "tokenizer_path": "fake", "weight_version": "default"},
             "/server_info": {"context_length": self.context_length, "max_total_num_tokens": 100000},
             "/abort_request": {},
-            "/stats": {"answered": dict(self.answered), "most_in_flight": self.most_in_flight},
+            "/stats": {
+                "answered": self.answered,
+                "faulty": self.faulty,
+                "most_in_flight": self.most_in_flight,
+            },
         }
         if path in pages:
             await self._send(writer, 200, pages[path])
@@ -191,11 +199,13 @@ class FakeServer:
     async def _generate(self, request, writer):
         ids, params = request["input_ids"], request["sampling_params"]
         self.seen.append(request)
-        fault = self._draw()
+        fault = self._draw_for(ids)
         self.counts[fault or "good"] += 1
+        if fault:
+            self.faulty[prompt_key(ids)][fault] += 1
         if not ids or min(ids) < 0 or max(ids) >= VOCAB_SIZE:
             os._exit(1)  # as the real one does
-        if self.poison is not None and self.poison in ids:
+        if fault == "poison":
             await self._send(writer, 400, {"error": {"message": "poison"}})
             return
         if self.killer is not None and self.killer in ids:
@@ -239,6 +249,12 @@ class FakeServer:
             self.answered[prompt_key(ids)] += 1
         await self._send(writer, 200, reply, cut=fault == "half", torn=fault == "torn")
 
+    def _draw_for(self, ids):
+        drawn = self._draw()
+        if self.poison in ids:
+            return "poison"
+        return "empty" if self.mute in ids else drawn
+
     def _draw(self):
         if self.script:
             return self.script.popleft()
@@ -265,6 +281,7 @@ async def _main(options):
         mean_tokens=options.mean_tokens,
         faults=json.loads(options.faults),
         poison=options.poison,
+        mute=options.mute,
         seed=options.seed,
     )
     url = await server.start(options.port)
@@ -284,6 +301,7 @@ if __name__ == "__main__":
     parser.add_argument("--ready-file", required=True)
     parser.add_argument("--faults", default="{}")
     parser.add_argument("--poison", type=int)
+    parser.add_argument("--mute", type=int)
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--mean-tokens", type=float, default=40)

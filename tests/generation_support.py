@@ -160,14 +160,17 @@ def make_renderer(tokenizer_folder):
     return Renderer(load_tokenizer(str(tokenizer_folder)))
 
 
-def make_dataset(folder, renderer, *, prompts=40, long_every=None, marked_every=None, store=None):
-    """Prepare numbered prompts; some of them long, some with an "@" in their text."""
+def make_dataset(
+    folder, renderer, *, prompts=40, long_every=None, marked_every=None, mute_every=None, store=None
+):
+    """Prepare numbered prompts; some of them long, some with an "@" in their text, some with a "#"."""
     folder.mkdir(parents=True)
     source = folder / "source.jsonl"
     with source.open("w") as lines:
         for number in range(prompts):
             words = "the quick brown fox " * (80 if long_every and number % long_every == 0 else 1)
             mark = "@" if marked_every and number % marked_every == 0 else ""
+            mark += "#" if mute_every and number % mute_every == mute_every - 1 else ""
             content = f"{words}{number}{mark}"
             row = {"id": f"p{number}", "messages": [{"role": "user", "content": content}]}
             lines.write(json.dumps(row) + "\n")
@@ -176,9 +179,9 @@ def make_dataset(folder, renderer, *, prompts=40, long_every=None, marked_every=
     return Dataset(folder, renderer, store)
 
 
-def mark_id(tokenizer_folder):
-    """The token id of "@", which only marked prompts hold."""
-    [token_id] = load_tokenizer(str(tokenizer_folder)).tokenizer.encode("@")
+def mark_id(tokenizer_folder, mark="@"):
+    """The token id of "@" (or of "#"), which only marked prompts hold."""
+    [token_id] = load_tokenizer(str(tokenizer_folder)).tokenizer.encode(mark)
     return token_id
 
 
