@@ -162,12 +162,15 @@ async def generate_dataset(
         prompts_key = report.key if report is not None else "unknown"
         log = ResponseLog(folder, prompts)
         try:
-            forecast, resumed = await _resume(log, rules, checkpoints, prompts_key)
+            forecast, point = await _resume(log, rules, checkpoints, prompts_key)
+            resumed = _describe(point, log)
             logger.info("%s: %s", rules.name, resumed)
             rows_before = log.progress.rows
+            run = _Run(rules, log, forecast, checkpoints, prompts_key, on_status)
             if not _is_finished(log, rules):
-                run = _Run(rules, log, forecast, checkpoints, prompts_key, on_status)
                 await run.generate(prompts, resources)
+            elif point.scanned_rows:
+                await run.save_checkpoint()  # or each later run would read them again
             return _conclude(log, rules, rows_before, resumed)
         finally:
             log.close()
@@ -175,7 +178,7 @@ async def generate_dataset(
 
 async def _resume(
     log: ResponseLog, rules: GenerationRules, checkpoints: CheckpointStore, prompts_key: str
-) -> tuple[LengthForecast, str]:
+) -> tuple[LengthForecast, ResumePoint]:
     checkpoint = await _load(checkpoints, rules)
     forecast = _restore_forecast(checkpoint, rules)
     lengths, caps = array("q"), array("q")
@@ -197,7 +200,7 @@ async def _resume(
         forecast.observe(tokens, max_new_tokens=max(cap, 1))
     if rules.retry_rejected:
         log.progress.reopen_set_aside()
-    return forecast, _describe(point, log)
+    return forecast, point
 
 
 async def _load(checkpoints: CheckpointStore, rules: GenerationRules) -> dict[str, Any] | None:
@@ -297,7 +300,7 @@ class _Run:
                 for task in side:
                     task.cancel()
                 await asyncio.gather(*side, return_exceptions=True)
-                await asyncio.shield(self._checkpoint())
+                await asyncio.shield(self.save_checkpoint())
                 self._on_status(self._status(dispatcher))
 
     def _dispatcher(self, prompts: Any, resources: Resources, on_turn_over: Callable[[], None]) -> Dispatcher:
@@ -335,9 +338,9 @@ class _Run:
     async def _keep_checkpoints(self) -> None:
         while True:
             await asyncio.sleep(self._rules.checkpoint_every_s)
-            await self._checkpoint()
+            await self.save_checkpoint()
 
-    async def _checkpoint(self) -> None:
+    async def save_checkpoint(self) -> None:
         """Save what is on disk now; a failure is logged, for the log itself is the truth."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         snapshot = self._log.progress.to_checkpoint(prompts_key=self._prompts_key, updated_at=now)

@@ -48,8 +48,8 @@ class FakeServer:
     `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
     half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
     good answer). A prompt with the id `poison` gets a 400, one with the id `mute` an empty answer, each time;
-    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate wants it. While `gate`
-    is closed it is frozen: requests are taken in and not answered, and /v1/loads goes on telling the same.
+    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate wants it. While
+    `gate` is closed it is frozen: it takes requests and answers none, and its /v1/loads stands still.
     `ready` is what /ready says. `answered` counts each prompt's good answers, `faulty` the others by fault.
     """
 

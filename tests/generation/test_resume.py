@@ -143,3 +143,14 @@ def test_second_generation_of_the_same_folder_is_refused(make):
 
     asyncio.run(scenario())
     dataset.check_complete(server)
+
+
+def test_finished_dataset_whose_checkpoint_is_gone_is_counted_once(make):
+    """The next run counts every row and saves that; the one after reads none, and saves nothing."""
+    dataset, server = make(prompts=20), FakeServer()
+    dataset.run(server)
+    dataset.store.text = None
+    assert "20 rows read" in dataset.run(server).resumed
+    saves = dataset.store.saves
+    assert "0 rows read" in dataset.run(server).resumed
+    assert dataset.store.saves == saves

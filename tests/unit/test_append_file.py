@@ -73,7 +73,6 @@ def test_lines_follow_each_other_and_the_size_is_told(tmp_path):
     assert path.read_bytes() == b"one\ntwo\nthree\n"
 
 
-@settings(deadline=None)
 @given(lines=LINES, data=st.data())
 def test_a_file_cut_anywhere_keeps_its_whole_lines(lines, data):
     """Opening cuts what follows the last newline, says how much, and appends after it."""
@@ -109,7 +108,7 @@ def test_a_line_without_its_newline_is_refused(tmp_path, line):
     assert path.read_bytes() == b""
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(lines=LINES, limit=st.integers(0, 200))
 def test_a_refused_write_leaves_the_lines_that_were_appended(lines, limit):
     """Whatever does not fit is refused whole; a shorter line may still fit, and none is damaged."""

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.budget import TokenBudget
@@ -61,7 +61,6 @@ def draw_requests(seed: int, n: int, mean: float, sigma: float):
     return [(int(t), float(s), CAP, False) for t, s in zip(tokens, seconds, strict=True)]
 
 
-@settings(deadline=None)
 @given(
     requests=answers,
     budget_tokens=st.integers(0, 60_000),

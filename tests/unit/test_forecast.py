@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.forecast import EDGES, LengthForecast
@@ -13,7 +13,6 @@ CAP = 10_240
 # Lengths up to here have a bin of their own, so the grid is exact.
 EXACT = 40
 
-unhurried = settings(deadline=None)  # the machine is shared
 small_lengths = st.lists(st.integers(1, EXACT), min_size=1, max_size=30)
 lengths = st.lists(st.integers(1, 20_000), max_size=50)
 
@@ -38,7 +37,6 @@ def brute_force_survival(events: list[int], censored: list[int], at: int) -> flo
     return survival
 
 
-@unhurried
 @given(events=small_lengths, censored=st.lists(st.integers(1, EXACT), max_size=30))
 def test_survival_is_kaplan_meier(events, censored):
     """The curve equals Kaplan-Meier by hand, with answers in flight as censored observations."""
@@ -49,7 +47,6 @@ def test_survival_is_kaplan_meier(events, censored):
             assert survival == pytest.approx(brute_force_survival(events, censored, int(edge)), abs=1e-6)
 
 
-@unhurried
 @given(events=small_lengths, cap=st.integers(2, EXACT))
 def test_an_answer_at_its_cap_is_censored(events, cap):
     """Answers that stopped at the cap count as still running just below it."""
@@ -60,7 +57,6 @@ def test_an_answer_at_its_cap_is_censored(events, cap):
     assert np.interp(cap, EDGES, curve.survival) == pytest.approx(expected, abs=1e-6)
 
 
-@unhurried
 @given(tokens=st.lists(st.integers(1, EXACT), min_size=2, max_size=30), done=st.integers(0, EXACT - 1))
 def test_conditional_moments_are_those_of_the_longer_answers(tokens, done):
     """Given progress, mean and variance are those of the finished answers that are longer."""
@@ -72,7 +68,6 @@ def test_conditional_moments_are_those_of_the_longer_answers(tokens, done):
     assert variance[0] == pytest.approx(np.var(longer), rel=1e-3, abs=1e-2)
 
 
-@unhurried
 @given(
     tokens=lengths,
     progress=st.lists(st.floats(0, 30_000), min_size=1, max_size=20),
@@ -90,7 +85,6 @@ def test_a_final_length_lies_between_progress_and_cap(tokens, progress, cap):
     assert (np.diff(mean) >= -1e-3 * mean[1:]).all()
 
 
-@unhurried
 @given(tokens=lengths, done=st.floats(0, 5_000), cap=st.integers(5_000, 9_000))
 def test_a_higher_cap_never_lowers_the_mean(tokens, done, cap):
     """Each request keeps its own cap, whatever the caps of the answers that taught the curve."""
@@ -147,7 +141,6 @@ def test_nothing_in_flight_is_nothing_expected():
     assert (estimate.mean_tokens, estimate.variance) == (0.0, 0.0)
 
 
-@unhurried
 @given(tokens=lengths, cap=st.integers(1, 20_000))
 def test_a_restored_forecast_is_the_same(tokens, cap):
     """State survives JSON and gives the same curve."""

@@ -81,7 +81,7 @@ def set_aside(folder, prompt_id):
     return line
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=ROWS)
 def test_every_row_becomes_one_prompt_a_duplicate_or_a_rejected_row(rows):
     """The report, the prompts and rejected.jsonl account for every row; ids and contents are unique."""
@@ -101,7 +101,7 @@ def test_every_row_becomes_one_prompt_a_duplicate_or_a_rejected_row(rows):
         assert len({row.where for row in rejected}) == len(rejected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     rows=st.dictionaries(
         st.text("abcdef", min_size=1, max_size=4), st.sampled_from([None, "1", "2"]), min_size=1, max_size=12

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.progress import CheckpointMismatchError, Progress, _pack, _unpack
@@ -178,7 +178,6 @@ def test_bitmaps_come_back_bit_by_bit_and_writable(flags):
     back[:] = 1
 
 
-@settings(deadline=None)
 @given(flags=FLAGS, other=st.integers(0, 220))
 def test_a_bitmap_of_another_length_is_refused(flags, other):
     """Missing bits must not come back as prompts that are not done."""
@@ -209,7 +208,6 @@ def test_reopened_prompts_are_open_in_this_process_only():
     assert again.open_prompts == 2
 
 
-@settings(deadline=None)
 @given(events=EVENTS, chunk=st.integers(1, 45), prompts=st.integers(40, 45), data=st.data())
 def test_open_positions_are_found_as_by_a_plain_loop(events, chunk, prompts, data):
     """From any position on, however many, and whatever happened since they were last looked for."""

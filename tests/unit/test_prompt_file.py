@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.prompt_file import PromptFile, hash_id, index_path, write_index
@@ -40,7 +40,6 @@ def read_all(path):
     return found
 
 
-@settings(deadline=None)
 @given(ids=IDS)
 def test_prompts_are_found_with_and_without_an_index(ids):
     """Position and id lead to the same prompt, in the order of the file; a missing index is written."""

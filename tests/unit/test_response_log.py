@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.append_file import AppendError
@@ -136,7 +136,6 @@ def cut(path, data):
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label=f"cut of {path.name}")])
 
 
-@settings(deadline=None)
 @given(before=EVENTS, after=EVENTS, data=st.data())
 def test_a_run_killed_anywhere_resumes_the_same_with_and_without_its_checkpoint(prompts, before, after, data):
     """Any checkpoint taken earlier plus the rows after it equals all rows, and no whole row is lost."""
@@ -162,7 +161,6 @@ def test_a_run_killed_anywhere_resumes_the_same_with_and_without_its_checkpoint(
         assert (resumed["rows"], resumed["completion_tokens"], done) == count_by_hand(folder)
 
 
-@settings(deadline=None)
 @given(before=EVENTS, after=EVENTS)
 def test_logs_with_doubled_and_foreign_rows_are_counted_the_same_from_any_checkpoint(prompts, before, after):
     """Rows that were written twice, or whose prompt is gone, do not break the rule."""

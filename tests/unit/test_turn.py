@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.turn import Turn
@@ -143,7 +143,6 @@ def test_whoever_waits_for_the_queue_learns_of_it_before_the_turn_comes():
     run_crew(1, body)
 
 
-@settings(deadline=None)
 @given(
     at_once=st.integers(1, 3),
     moves=st.lists(st.tuples(st.sampled_from(["give_up", "end", "cancel"]), st.integers(0, 5)), max_size=12),
