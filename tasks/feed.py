@@ -1,10 +1,11 @@
 """Prompts rendered ahead of need, in dispatch order, lane by lane.
 
 Knows positions, lanes and the renderer; does not know servers or budgets. Invariants: each open prompt
-is offered once; what is held per prompt that waits is its position, and only a few are held rendered.
+is offered once; however many wait, what is held of them is bounded.
 """
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -17,7 +18,8 @@ from tasks.core.rendering import Renderer, RenderError, fit_max_new_tokens
 from tasks.core.window import Lane
 
 READY_PER_LANE = 64
-PARKED_LIMIT = 4096  # positions read past because their lane had enough; bounds the look-ahead
+PARKED_LIMIT = 4096  # prompts read past because their lane had enough; bounds the look-ahead
+PARKED_TOKENS = 4_000_000  # of them all: 16 MB
 BATCH = 16
 
 
@@ -39,6 +41,14 @@ class Unrenderable:
     position: int
     prompt: Prompt
     error: RenderError
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """A prompt that waits until its lane wants it; its ids are kept, for to render it again costs as much."""
+
+    position: int
+    ids: "array[int]"
 
 
 class Feeder:
@@ -74,7 +84,8 @@ class Feeder:
         self._on_unrenderable = on_unrenderable
         self._next = 0
         self._ready: dict[str, deque[Rendered]] = {name: deque() for name in lanes}
-        self._parked: dict[str, deque[int]] = {name: deque() for name in lanes}
+        self._parked: dict[str, deque[_Parked]] = {name: deque() for name in lanes}
+        self._parked_tokens = 0
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._rendering = 0
@@ -110,9 +121,9 @@ class Feeder:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while positions := self._choose():
-                self._rendering = len(positions)
-                batch = await loop.run_in_executor(self._executor, self._render, positions)
+            while chosen := self._choose():
+                self._rendering = len(chosen)
+                batch = await loop.run_in_executor(self._executor, self._make, chosen)
                 self._rendering = 0
                 for item in batch:
                     self._file(item)
@@ -122,17 +133,23 @@ class Feeder:
             if self.is_empty:
                 return
 
-    def _choose(self) -> list[int]:
-        """Positions to render now: parked ones of a hungry lane first, then new ones."""
+    def _choose(self) -> list[int] | list[_Parked]:
+        """What to make ready now: parked prompts of a hungry lane first, then new positions."""
         hungry = [name for name, ready in self._ready.items() if len(ready) < READY_PER_LANE]
         for name in hungry:
             if parked := self._parked[name]:
-                return [parked.popleft() for _ in range(min(BATCH, len(parked)))]
-        if not hungry or sum(map(len, self._parked.values())) >= PARKED_LIMIT:
+                wanted = [parked.popleft() for _ in range(min(BATCH, len(parked)))]
+                self._parked_tokens -= sum(len(one.ids) for one in wanted)
+                return wanted
+        if not hungry or self._has_enough_parked():
             return []
         chosen = self._progress.find_open(self._next, limit=BATCH)
         self._next = chosen[-1] + 1 if len(chosen) == BATCH else len(self._prompts)
         return chosen
+
+    def _has_enough_parked(self) -> bool:
+        parked = sum(map(len, self._parked.values()))
+        return parked >= PARKED_LIMIT or self._parked_tokens >= PARKED_TOKENS
 
     def _file(self, item: Rendered | Unrenderable) -> None:
         if isinstance(item, Unrenderable):
@@ -140,11 +157,14 @@ class Feeder:
         elif len(self._ready[item.lane]) < READY_PER_LANE + BATCH:
             self._ready[item.lane].append(item)
         else:
-            self._parked[item.lane].append(item.position)
+            self._parked[item.lane].append(_Parked(item.position, array("I", item.input_ids)))
+            self._parked_tokens += len(item.input_ids)
 
-    def _render(self, positions: list[int]) -> list[Rendered | Unrenderable]:
+    def _make(self, chosen: list[int] | list[_Parked]) -> list[Rendered | Unrenderable]:
+        positions = [one.position if isinstance(one, _Parked) else one for one in chosen]
         prompts = [self._prompts.read(position) for position in positions]
-        rendered = self._renderer.render_all(prompts)
+        known = [one.ids.tolist() for one in chosen if isinstance(one, _Parked)]
+        rendered = known or self._renderer.render_all(prompts)
         return [self._fit(*one) for one in zip(positions, prompts, rendered, strict=True)]
 
     def _fit(self, position: int, prompt: Prompt, ids: list[int] | RenderError) -> Rendered | Unrenderable:
