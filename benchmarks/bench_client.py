@@ -1,14 +1,16 @@
 """Requests per second of the whole generation path beside a bare aiohttp loop, in one run.
 
-Ours renders, sends, checks, appends, counts and checkpoints; the bare loop posts ready-made bodies and parses
-the answers. The server answers at once, from a process of its own, with 1,500 ids. What is compared is the
-ratio: absolute figures are the machine's.
+Ours renders, sends, checks, appends, counts and checkpoints, in the event loop of the command line; the bare
+loop, asyncio's own, posts ready-made bodies of the same prompts and parses the answers. The server answers at
+once, from a process of its own, with 1,500 ids. What is compared is the ratio: absolute figures are the
+machine's.
 
 Usage: python benchmarks/bench_client.py [--quick] [--requests N] [--connections N] [--ids N]
 """
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +20,9 @@ import aiohttp
 import orjson
 from bench_support import RULES, Checkpoints, make_renderer, open_resources, read_peak_rss_mib, serve_apart
 
-from tasks.core.prepare import PrepareOptions, prepare_prompts
+from serving.event_loop import find_loop_factory
+from serving.protocol import GenerationRequest
+from tasks.core.prepare import PrepareOptions, open_prompts, prepare_prompts
 from tasks.core.rendering import Renderer
 from tasks.generation import generate_dataset
 
@@ -55,10 +59,22 @@ def _prepare(folder: Path, requests: int) -> None:
     prepare_prompts(folder / "bench", [source], options=options, source_sha256="x")
 
 
-def _time(work: Any, requests: int) -> tuple[float, float]:
+def _make_bodies(folder: Path, renderer: Renderer) -> list[bytes]:
+    with contextlib.closing(open_prompts(folder)) as opened:
+        prompts = list(opened)
+    params = RULES.dispatch.sampling_params
+    return [
+        GenerationRequest(prompt.id, ids, params).to_body()
+        for prompt, ids in zip(prompts, renderer.render_all(prompts), strict=True)
+        if isinstance(ids, list)
+    ]
+
+
+def _time(work: Any, requests: int, loop_factory: Any = None) -> tuple[float, float]:
     """Requests per second, and CPU milliseconds per request of this process."""
     wall, cpu = time.perf_counter(), time.process_time()
-    asyncio.run(work)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(work)
     return requests / (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu) / requests
 
 
@@ -69,23 +85,23 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--connections", type=int, default=150)
     parser.add_argument("--ids", type=int, default=1_500)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     requests = options.requests // 10 if options.quick else options.requests
     with serve_apart(options.ids) as server, tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
         _prepare(folder, requests)
         renderer = make_renderer(folder)
-        body = orjson.dumps(
-            {"rid": "x", "input_ids": list(range(60)), "sampling_params": {"temperature": 1.0}}
-        )
+        bodies = _make_bodies(folder / "bench", renderer)
         ratios = []
         for _ in range(options.rounds):
-            bare, bare_ms = _time(_run_bare(server.url, [body] * requests, options.connections), requests)
+            bare, bare_ms = _time(_run_bare(server.url, bodies, options.connections), requests)
             for log in (folder / "bench").glob("r*.jsonl"):
                 log.unlink()
             ours, ours_ms = _time(
-                _run_ours(server.url, folder / "bench", options.connections, renderer), requests
+                _run_ours(server.url, folder / "bench", options.connections, renderer),
+                requests,
+                find_loop_factory(),
             )
             ratios.append(ours / bare)
             print(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
+from serving.event_loop import find_loop_factory
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -47,7 +49,8 @@ class _Runner:
 
     def run(self) -> None:
         try:
-            self.result = asyncio.run(self._main())
+            with asyncio.Runner(loop_factory=find_loop_factory()) as runner:
+                self.result = runner.run(self._main())
         except asyncio.CancelledError:
             pass
         except BaseException as exc:  # noqa: BLE001  raised again in the main thread

@@ -67,6 +67,7 @@ class HotPath:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             headers=self._headers,
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
             timeout=self._timeout,
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),

@@ -17,10 +17,10 @@ from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError, fit_max_new_tokens
 from tasks.core.window import Lane
 
-READY_PER_LANE = 64
+READY_PER_LANE = 128
 PARKED_LIMIT = 4096  # prompts read past because their lane had enough; bounds the look-ahead
 PARKED_TOKENS = 4_000_000  # of them all: 16 MB
-BATCH = 16
+BATCH = 64  # prompts rendered in one go
 
 
 @dataclass(frozen=True, slots=True)

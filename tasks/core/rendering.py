@@ -39,7 +39,7 @@ class Renderer:
         self._vocab_size = target.vocab_size
         # A tokenizer with code of its own (Kimi's) may do more than render and tokenize.
         is_plain = type(self._tokenizer).apply_chat_template is Base.apply_chat_template
-        self._takes_batches = is_plain and bool(self._tokenizer.is_fast)
+        self._backend = _find_backend(self._tokenizer) if is_plain else None
         self.shows_tools = self._sees(tools=[_probe_tool()])
         self.shows_tool_calls = self._sees(call=True)
 
@@ -56,12 +56,12 @@ class Renderer:
 
         Their texts are tokenized in one call, which costs half as much and lets other threads work.
         """
-        if not self._takes_batches:
+        if self._backend is None:
             return [self._try(self.render, prompt) for prompt in prompts]
         texts = [self._try(self._apply_template, prompt) for prompt in prompts]
         good = [text for text in texts if not isinstance(text, RenderError)]
         try:
-            encoded = iter(self._encode(good))
+            encoded = (one.ids for one in self._backend.encode_batch_fast(good, add_special_tokens=False))
         except Exception:  # noqa: BLE001  one text may be bad for all: each by itself then, with its own reason
             return [self._try(self.render, prompt) for prompt in prompts]
         return [
@@ -85,15 +85,6 @@ class Renderer:
             )
         except Exception as exc:  # a template is a program: jinja2, type, key errors, raise_exception(...)
             raise RenderError("template_error", f"the chat template refuses it: {exc}") from exc
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        """What apply_chat_template does with the texts it has rendered (transformers 5)."""
-        if not texts:
-            return []
-        ids: list[list[int]] = self._tokenizer(
-            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False
-        )["input_ids"]
-        return ids
 
     def _check(self, ids: list[int]) -> list[int]:
         if not ids:
@@ -138,6 +129,17 @@ def fit_max_new_tokens(prompt_tokens: int, *, max_new_tokens: int, context_lengt
             "prompt_too_long", f"the prompt is {prompt_tokens} tokens, the context {context_length}"
         )
     return min(max_new_tokens, room)
+
+
+def _find_backend(tokenizer: Any) -> Any:
+    """The Rust tokenizer under a transformers one, where it gives the same ids by itself; else None.
+
+    What transformers 5 adds for a rendered text is to take back truncation and padding.
+    """
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    if backend is None or backend.truncation is not None or backend.padding is not None:
+        return None
+    return backend
 
 
 def _tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

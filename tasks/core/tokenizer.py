@@ -59,6 +59,7 @@ def load_tokenizer(
         TokenizerError: not found, not loadable, or without a chat template.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # waking threads for short texts costs more CPU
     from transformers import AutoTokenizer  # imported here: it costs seconds
 
     try:
