@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the prompts")
     parser.add_argument("--prompts", type=int, default=1_000_000)
-    parser.add_argument("--ids", type=int, default=300, help="of each answer")
+    parser.add_argument("--ids", type=int, default=600, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="make the dataset here, or use the one there; keep it")
     options = parser.parse_args()

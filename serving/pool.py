@@ -120,7 +120,10 @@ class ServerPool:
         try:
             async with asyncio.timeout(None) as lease:
                 member.leases.add(lease)
-                yield member.client
+                try:
+                    yield member.client
+                finally:
+                    member.leases.discard(lease)
         except ServerUnreachable as exc:
             if member.up and await self._is_still_ready(member):
                 raise ConnectionBroken(str(exc), server=exc.server) from exc
@@ -140,7 +143,6 @@ class ServerPool:
             member.failures_in_a_row, member.pause_s = 0, 0.0
             member.alive_s = self._clock()
         finally:
-            member.leases.discard(lease)
             member.in_flight -= 1
 
     async def wait_ready(self, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> None:
@@ -178,6 +180,7 @@ class ServerPool:
 
     async def _watch(self, member: _Member) -> None:
         """Look at a working server again and again; a server that shows no load is not judged."""
+        member.load = await self._look(member)
         while True:
             await asyncio.sleep(self._watch_every_s)
             if not member.in_flight or not member.up:

@@ -14,13 +14,16 @@ from serving.errors import (
     RequestTimedOut,
     ServerBusy,
     ServerFailed,
+    ServerLost,
     ServerMisconfigured,
+    ServerStalled,
     ServerUnreachable,
 )
 from serving.pool import FAILURES_TO_SET_ASIDE, ServerPool
 from serving.protocol import GenerationRequest
 
 TIMEOUT_S = 60
+LOAD = {"num_running_reqs": 1, "num_waiting_reqs": 0, "max_running_requests": 8, "token_usage": 0.1}
 
 
 class Scripted:
@@ -30,11 +33,16 @@ class Scripted:
         self.url = f"http://{name}"
         self.answer = 200
         self.asked = 0
-        self.slow = asyncio.Event()
+        self.slow, self.looks = asyncio.Event(), asyncio.Event()
         self.slow.set()
+        self.looks.set()
 
-    async def answer_ready(self, request):
-        """One GET /ready."""
+    async def answer_page(self, request):
+        """One GET /ready, or a /v1/loads that always tells the same."""
+        if request.url.path == "/v1/loads":
+            if not self.looks.is_set():
+                raise httpx.ReadTimeout("frozen")
+            return httpx.Response(200, json={"loads": [LOAD]})
         assert request.url.path == "/ready"
         self.asked += 1
         await self.slow.wait()
@@ -44,7 +52,7 @@ class Scripted:
 
     def make_client(self):
         """A client of this server."""
-        return SGLangClient(self.url, transport=httpx.MockTransport(self.answer_ready))
+        return SGLangClient(self.url, transport=httpx.MockTransport(self.answer_page))
 
 
 def run(scenario, servers=2, **options):
@@ -415,3 +423,38 @@ def test_a_good_answer_ends_the_count_of_failures():
         return pool.is_up
 
     assert run(scenario, servers=1)
+
+
+def test_a_stall_calls_back_what_waits_and_leaves_what_has_ended():
+    """A request that failed, and whose server is still being asked, is no longer with the server."""
+
+    async def scenario(pool, server):
+        server.slow.clear()
+        failing = asyncio.create_task(fail(pool, ServerUnreachable("reset", server="x", was_sent=True)))
+        waiting = asyncio.create_task(fail(pool, after=asyncio.Event()))
+        error, _ = await waiting
+        assert isinstance(error, ServerStalled)
+        server.slow.set()
+        error, _ = await failing
+        assert isinstance(error, ServerLost | ConnectionBroken)
+        [member] = pool._members
+        assert not member.watch.done()
+        assert (member.up, member.in_flight, member.leases) == (False, 0, set())
+
+    run(scenario, servers=1, stall_timeout_s=0.05)
+
+
+def test_the_first_look_is_taken_before_anything_can_freeze():
+    """A server that answers nothing any more from its first request on is judged by what it told then."""
+
+    async def scenario(pool, server):
+        async def freeze():
+            await asyncio.sleep(0.05)
+            server.looks.clear()
+
+        freezing = asyncio.create_task(freeze())
+        error, _ = await fail(pool, after=asyncio.Event())
+        await freezing
+        assert isinstance(error, ServerStalled)
+
+    run(scenario, servers=1, stall_timeout_s=1.0)
