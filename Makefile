@@ -33,7 +33,7 @@ chaos: $(DEV_STAMP) ## Kill a run 50 times on a failing server, count every prom
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q
 
-bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, another with 7 GB in $$TMPDIR)
+bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, another with 7 GB in the temp folder)
 	$(BIN)/python benchmarks/bench_budget.py
 	$(BIN)/python benchmarks/bench_client.py
 	$(BIN)/python benchmarks/bench_overlap.py
