@@ -247,6 +247,7 @@ def _run_flow(parameters: Any) -> int:
     _keep_loopback_off_proxies()
     output_dir = Path(parameters.output_dir)
     _check_folder(output_dir)
+    _check_free(output_dir)
     _say("starting; Prefect takes some seconds")
     try:
         if is_configured():
@@ -267,6 +268,17 @@ def _check_folder(output_dir: Path) -> None:
         check_run_folder(output_dir)
     except RunFolderError as exc:
         _fail(str(exc), EXIT_BAD_INPUT)
+
+
+def _check_free(output_dir: Path) -> None:
+    """Say at once what the flow would find after half a minute: that another run is at it."""
+    from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
+
+    try:
+        with hold_folder_lock(output_dir, RUN_LOCK):
+            pass
+    except FolderLockedError as exc:
+        _fail(str(exc), EXIT_FAILED)
 
 
 def _keep_loopback_off_proxies() -> None:

@@ -14,7 +14,7 @@ from serving.embedded.launcher import EmbeddedServer
 from tasks.aggregate import DatasetPlan
 from tasks.concurrency import adapt_window
 from tasks.core.prepare import PrepareOptions
-from tasks.core.run_file import check_run_folder, update_run_file
+from tasks.core.run_file import update_run_file
 from tasks.core.window import Lane
 from tasks.dispatch import DispatchRules
 from tasks.export import ExportRules
@@ -29,10 +29,9 @@ async def open_run(parameters: RunParameters) -> AsyncIterator[Session]:
     """A checked server and a session on it, for the datasets of the block.
 
     Raises:
-        RunFolderError: output_dir cannot be used, or holds rows made with other settings.
+        RunFolderError: output_dir holds rows made with other settings.
         PreflightError, NotReady, TokenizerError, EmbeddedError: the run could not succeed.
     """
-    check_run_folder(Path(parameters.output_dir))
     async with open_server(parameters) as base_urls:
         session = await warm_up_server(to_warm_up_rules(parameters, base_urls))
         try:

@@ -14,6 +14,8 @@ from flows.opening import open_run, to_export_rules, to_plan
 from flows.parameters import DatasetSettings, RunParameters
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
+from tasks.core.folder_lock import RUN_LOCK, hold_folder_lock
+from tasks.core.run_file import check_run_folder
 from tasks.core.stats import DatasetStats
 from tasks.export import export_drafter_data
 from tasks.generation import GenerationResult
@@ -52,14 +54,20 @@ async def generate_drafter_data(parameters: RunParameters) -> RunReport:
     show_our_logs()
     parameters = complete_parameters(parameters)
     datasets = list_datasets(parameters)
-    output_dir = Path(parameters.output_dir)
+    check_run_folder(Path(parameters.output_dir))
+    with hold_folder_lock(Path(parameters.output_dir), RUN_LOCK):
+        return await _generate_and_export(parameters, datasets)
+
+
+async def _generate_and_export(parameters: RunParameters, datasets: list[DatasetSettings]) -> RunReport:
     async with open_run(parameters):
         results, failed = await _generate_all(parameters, datasets)
     try:
         report = await _aggregate_and_export(parameters, datasets, results)
     except Exception as exc:
         if failed:  # the first failure is the one to know: a full disk fails all that comes after
-            raise DatasetsFailedError(failed, RunReport(output_dir, results, [], None)) from exc
+            nothing = RunReport(Path(parameters.output_dir), results, [], None)
+            raise DatasetsFailedError(failed, nothing) from exc
         raise
     if failed:
         raise DatasetsFailedError(failed, report)

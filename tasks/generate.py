@@ -20,7 +20,7 @@ from prefect.exceptions import MissingContextError
 from serving.errors import ServerMisconfigured
 from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
 from tasks.core.append_file import AppendError
-from tasks.core.dataset_lock import DatasetLockedError
+from tasks.core.folder_lock import FolderLockedError
 from tasks.core.records import RecordError
 from tasks.core.run_file import hash_fingerprint
 from tasks.generation import GenerationResult, GenerationRules, GenerationStatus, generate_dataset
@@ -29,7 +29,7 @@ from tasks.session import get_session
 logger = logging.getLogger(__name__)
 
 ARTIFACT_EVERY_S = 5.0
-_LASTING = (ServerMisconfigured, AppendError, DatasetLockedError, RecordError)
+_LASTING = (ServerMisconfigured, AppendError, FolderLockedError, RecordError)
 
 
 def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:

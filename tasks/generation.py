@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from serving.pool import ServerPool
 from tasks.core.budget import BudgetPolicy, TokenBudget
-from tasks.core.dataset_lock import hold_dataset_lock
+from tasks.core.folder_lock import hold_folder_lock
 from tasks.core.forecast import LengthForecast
 from tasks.core.prepare import open_prompts, read_report
 from tasks.core.records import Response
@@ -153,11 +153,11 @@ async def generate_dataset(
     """Bring one prepared dataset to its budget, resuming from whatever is on disk.
 
     Raises:
-        DatasetLockedError: another process generates it.
+        FolderLockedError: another process generates it.
         GenerationIncompleteError: prompts are left that may still succeed.
         OutageError, ServerMisconfigured, AppendError, RecordError: as their own docs say.
     """
-    with hold_dataset_lock(folder), contextlib.closing(open_prompts(folder)) as prompts:
+    with hold_folder_lock(folder), contextlib.closing(open_prompts(folder)) as prompts:
         report = read_report(folder)
         prompts_key = report.key if report is not None else "unknown"
         log = ResponseLog(folder, prompts)

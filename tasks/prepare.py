@@ -11,7 +11,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.core.dataset_lock import hold_dataset_lock
+from tasks.core.folder_lock import hold_folder_lock
 from tasks.core.prepare import PrepareOptions, PrepareReport
 from tasks.core.prepare import prepare_prompts as prepare
 from tasks.core.run_file import update_run_file
@@ -63,7 +63,7 @@ def _prepare(request: PrepareRequest) -> PrepareReport:
         "system_prompt": options.system_prompt,
         "chat_template_kwargs": dict(options.chat_template_kwargs),
     }
-    with hold_dataset_lock(request.folder):
+    with hold_folder_lock(request.folder):
         update_run_file(
             request.output_dir,
             fingerprint={**request.fingerprint, "datasets": {options.name: own}},

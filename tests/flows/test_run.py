@@ -178,16 +178,17 @@ def test_proxies_of_the_environment_are_no_obstacle(two_datasets):
 
 
 def test_a_second_run_on_the_same_folder_is_refused(runner, fake_server):
-    """It names the process that holds the dataset; the first run is not disturbed."""
-    runner.raw["server"]["base_urls"] = [
-        fake_server(tokens_per_s=2)
-    ]  # slow: the first must outlast the second
+    """At once and whole, datasets that the first has not begun included; the first is not disturbed."""
+    runner.raw["server"]["base_urls"] = [fake_server(tokens_per_s=2)]  # the first must outlast the second
     runner.add_dataset("a")
     process = runner.start()
     runner.wait_for_rows("a", 1, process)
+    runner.add_dataset("b")
     done = runner.run()
     assert done.returncode == 1
     assert f"is being written by process {process.pid} on" in done.stderr
+    assert "Prefect" not in done.stderr
+    assert not (runner.output_dir / "b").exists()
     assert interrupt(process) == 130
     rows, ids, _ = _totals(runner, "a")
     assert rows == ids >= 1

@@ -9,7 +9,7 @@ from generation_support import (
     serve,
 )
 
-from tasks.core.dataset_lock import DatasetLockedError
+from tasks.core.folder_lock import FolderLockedError
 from tasks.core.response_log import RESPONSES
 
 
@@ -136,7 +136,7 @@ def test_second_generation_of_the_same_folder_is_refused(make):
             server.gate.clear()
             first = asyncio.create_task(dataset.generate(resources))
             await wait_until(lambda: server.in_flight)
-            with pytest.raises(DatasetLockedError):
+            with pytest.raises(FolderLockedError):
                 await dataset.generate(resources)
             server.gate.set()
             await first

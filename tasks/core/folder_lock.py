@@ -1,4 +1,4 @@
-"""One writer a dataset at a time.
+"""One writer a folder at a time: of a dataset, and of a whole run.
 
 Knows an fcntl lock and who holds it; the kernel releases it when the holder dies, however it dies,
 so a lock is never stale.
@@ -12,27 +12,29 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+DATASET_LOCK, RUN_LOCK = "generate.lock", "run.lock"
 
-class DatasetLockedError(RuntimeError):
-    """Another process writes this dataset; the message names it."""
+
+class FolderLockedError(RuntimeError):
+    """Another process writes this folder; the message names it."""
 
 
 @contextlib.contextmanager
-def hold_dataset_lock(folder: Path) -> Iterator[None]:
-    """Hold `<folder>/generate.lock` while the block runs.
+def hold_folder_lock(folder: Path, name: str = DATASET_LOCK) -> Iterator[None]:
+    """Hold a lock file of the folder while the block runs.
 
     Raises:
-        DatasetLockedError: another process (or another task of this one) holds it.
+        FolderLockedError: another process (or another task of this one) holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "generate.lock"
+    path = folder / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _read_holder(fd)
-            raise DatasetLockedError(
+            raise FolderLockedError(
                 f"{folder} is being written by {holder}; wait until that run has ended or stop it. "
                 "Nothing was changed."
             ) from None

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from tasks.core.dataset_lock import DatasetLockedError, hold_dataset_lock
+from tasks.core.folder_lock import FolderLockedError, hold_folder_lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from tasks.core.dataset_lock import hold_dataset_lock
-with hold_dataset_lock(Path(sys.argv[1])):
+from tasks.core.folder_lock import hold_folder_lock
+with hold_folder_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -31,13 +31,13 @@ def holder(tmp_path):
 
 
 def try_to_hold(folder):
-    with hold_dataset_lock(folder):
+    with hold_folder_lock(folder):
         return True
 
 
 def test_a_second_process_is_refused_and_told_who_writes(tmp_path, holder):
     """The message names the folder, the process and the host."""
-    with pytest.raises(DatasetLockedError) as caught:
+    with pytest.raises(FolderLockedError) as caught:
         try_to_hold(tmp_path)
     text = str(caught.value)
     assert f"process {holder.pid} on {socket.gethostname()};" in text
@@ -47,7 +47,7 @@ def test_a_second_process_is_refused_and_told_who_writes(tmp_path, holder):
 def test_a_refusal_leaves_the_lock_as_it_is(tmp_path, holder):
     """Being refused twice tells the same holder: the first refusal has neither written nor unlocked."""
     for _ in range(2):
-        with pytest.raises(DatasetLockedError, match=f"process {holder.pid} "):
+        with pytest.raises(FolderLockedError, match=f"process {holder.pid} "):
             try_to_hold(tmp_path)
 
 
@@ -62,8 +62,8 @@ def test_the_lock_is_free_when_its_holder_is_gone(tmp_path, holder, end):
 def test_two_tasks_of_one_process_exclude_each_other(tmp_path):
     """The lock belongs to the block that holds it, not to the process."""
     with (
-        hold_dataset_lock(tmp_path / "dataset"),
-        pytest.raises(DatasetLockedError, match=f"process {os.getpid()} "),
+        hold_folder_lock(tmp_path / "dataset"),
+        pytest.raises(FolderLockedError, match=f"process {os.getpid()} "),
     ):
         try_to_hold(tmp_path / "dataset")
     assert try_to_hold(tmp_path / "dataset")
@@ -71,13 +71,13 @@ def test_two_tasks_of_one_process_exclude_each_other(tmp_path):
 
 def test_two_datasets_do_not_exclude_each_other(tmp_path):
     """Each folder has its own lock."""
-    with hold_dataset_lock(tmp_path / "one"):
+    with hold_folder_lock(tmp_path / "one"):
         assert try_to_hold(tmp_path / "two")
 
 
 def test_an_exception_frees_the_lock(tmp_path):
     """A block that fails leaves nothing held."""
-    with pytest.raises(ZeroDivisionError), hold_dataset_lock(tmp_path):
+    with pytest.raises(ZeroDivisionError), hold_folder_lock(tmp_path):
         raise ZeroDivisionError
     assert try_to_hold(tmp_path)
 
@@ -87,11 +87,11 @@ def test_an_exception_frees_the_lock(tmp_path):
 )
 def test_a_lock_file_that_cannot_be_read_still_locks(tmp_path, content):
     """Whatever the file says, its holder is refused a companion, and its next holder writes its own name."""
-    with hold_dataset_lock(tmp_path):
+    with hold_folder_lock(tmp_path):
         (tmp_path / "generate.lock").write_bytes(content)
-        with pytest.raises(DatasetLockedError, match="written by another process;"):
+        with pytest.raises(FolderLockedError, match="written by another process;"):
             try_to_hold(tmp_path)
-    with hold_dataset_lock(tmp_path), pytest.raises(DatasetLockedError, match=f"process {os.getpid()} "):
+    with hold_folder_lock(tmp_path), pytest.raises(FolderLockedError, match=f"process {os.getpid()} "):
         try_to_hold(tmp_path)
 
 
@@ -102,5 +102,5 @@ def test_a_full_disk_does_not_hinder_the_lock(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", fail)
-    with hold_dataset_lock(tmp_path), pytest.raises(DatasetLockedError, match="another process"):
+    with hold_folder_lock(tmp_path), pytest.raises(FolderLockedError, match="another process"):
         try_to_hold(tmp_path)
