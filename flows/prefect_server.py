@@ -2,10 +2,11 @@
 
 Prefect's own temporary server has no UI, a start-up limit of 20 s that a busy machine exceeds, dies of the
 Ctrl-C that is meant for the run, and outlives a kill -9 of it (Prefect 3.9.1). This one does none of that.
-Run as `python -m flows.prefect_server PORT PARENT_PID`.
+Run as `python -m flows.prefect_server SOCKET PARENT_PID`, with the descriptor of a listening socket.
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -75,32 +76,61 @@ def run_prefect_server(log_file: Path) -> Iterator[str]:
     Raises:
         PrefectServerError: it ended or did not answer in time.
     """
-    port = _find_port()
-    url = f"http://127.0.0.1:{port}"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(port), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **QUIET, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"},
-            start_new_session=True,
-        )
+    with _hold_start_lock():
+        process, url = _start(log_file)
+        try:
+            _wait_healthy(process, url, log_file)
+        except BaseException:
+            _stop(process)
+            raise
     try:
-        _wait_healthy(process, url, log_file)
         yield url
     finally:
         _stop(process)
 
 
-def _find_port() -> int:
-    """4200, Prefect's own, or the next free one."""
+@contextlib.contextmanager
+def _hold_start_lock() -> Iterator[None]:
+    """One server starts at a time: two that both make the tables of a new PREFECT_HOME fail (3.9.1)."""
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "draftmill-start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start(log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
+    with _listen() as listener, log_file.open("ab") as log:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_server", str(listener.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **QUIET, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    return process, url
+
+
+def _listen() -> socket.socket:
+    """Listen on 4200, Prefect's own port, or the next free one.
+
+    The server is given the socket, not the port: two runs that start together would else choose the same
+    one, and the second would live on the first one's server without knowing.
+    """
     for port in range(FIRST_PORT, FIRST_PORT + 100):
-        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return port
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen(128)
+        except OSError:
+            listener.close()
+        else:
+            return listener
     raise PrefectServerError(f"no free port from {FIRST_PORT} to {FIRST_PORT + 99}")
 
 
@@ -130,13 +160,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _serve(port: int, parent_pid: int) -> None:
+def _serve(listener: socket.socket, parent_pid: int) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
     watch_parent(parent_pid, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    uvicorn.run(create_app(), host="127.0.0.1", port=port, log_level="warning")
+    uvicorn.Server(uvicorn.Config(create_app(), log_level="warning")).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]))
+    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

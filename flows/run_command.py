@@ -38,9 +38,15 @@ async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
         return 0
     if isinstance(outcome, DatasetsFailedError):
         _print_report(outcome.report)
-    typer.echo(f"draftmill: {outcome}", err=True)
+    typer.echo(f"draftmill: {_explain(outcome)}", err=True)
     _print_ui(state.state_details.flow_run_id, ui)
     return exit_code_of(outcome)
+
+
+def _explain(outcome: object) -> str:
+    if isinstance(outcome, OSError):  # a full disk, mostly, and not in generation: that one says more itself
+        return f"{outcome}; every response is kept. Put it right and run the same command again"
+    return str(outcome)
 
 
 def exit_code_of(outcome: object) -> int:

@@ -193,8 +193,9 @@ class ServerPool:
 
     async def _look(self, member: _Member) -> ServerLoad | None:
         try:
-            return await member.client.load()
-        except ServingError as exc:
+            async with asyncio.timeout(self._watch_every_s):
+                return await member.client.load()
+        except (ServingError, TimeoutError) as exc:
             logger.debug("no load from %s: %s", member.client.base_url, exc)
             return None
 

@@ -130,12 +130,18 @@ class Dispatcher:
         self._refused_in_a_row = 0
         self._failing_since_s: float | None = None
         self._silent_s = 0.0
+        self._last_failure = ""
         self.counts = DispatchCounts()
 
     @property
     def in_flight(self) -> int:
         """Requests of this dataset that are with a server."""
         return len(self._in_flight)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether all servers are away."""
+        return not self._pool.is_up
 
     async def run(self) -> None:
         """Dispatch until done, then drain.
@@ -321,6 +327,7 @@ class Dispatcher:
 
     def _handle_failure(self, exc: RequestFailed, item: _Item) -> None:
         self.counts.failures[exc.reason] = self.counts.failures.get(exc.reason, 0) + 1
+        self._last_failure = str(exc)
         if self._failing_since_s is None:
             self._failing_since_s = self._clock()
         self._silent_s = self._clock() - self._failing_since_s
@@ -400,10 +407,13 @@ class Dispatcher:
         down_s = max(min(self._pool.down_for_s, self._clock() - self._started_s), self._silent_s)
         if down_s > self._rules.outage_timeout_s and self._stop is None:
             self._stop = OutageError(
-                f"no server gave an answer for {down_s:.0f} s (outage_timeout_s "
-                f"{self._rules.outage_timeout_s:g}); everything generated is kept, and the same command "
-                "goes on from here when the server is back"
+                f"no server gave a good answer for {down_s:.0f} s (outage_timeout_s "
+                f"{self._rules.outage_timeout_s:g}{self._tell_last_failure()}); everything generated is "
+                "kept, and the same command goes on from here when the server is back"
             )
+
+    def _tell_last_failure(self) -> str:
+        return f"; the last failure was: {self._last_failure}" if self._last_failure else ""
 
     async def _sleep_until_woken(self, now_s: float) -> None:
         # What was due when we looked waits for a slot, a server or the budget: those wake us themselves.

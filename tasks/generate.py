@@ -69,9 +69,9 @@ class _Progress:
 
     def update(self, status: GenerationStatus) -> None:
         """Keep it, and log it unless the dataset only waits for its turn."""
-        is_idle = self.latest is not None and status.rows == self.latest.rows and not status.in_flight
-        self.latest = status
-        if not is_idle:
+        before, self.latest = self.latest, status
+        is_same = before is not None and (before.rows, before.is_paused) == (status.rows, status.is_paused)
+        if status.in_flight or not is_same:
             logger.info(status.to_line())
 
 

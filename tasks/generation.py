@@ -94,6 +94,7 @@ class GenerationStatus:
     retries: int
     given_up: int
     tokens_per_s: float
+    is_paused: bool = False
 
     @property
     def share(self) -> float:
@@ -111,10 +112,11 @@ class GenerationStatus:
     def to_line(self) -> str:
         """One line for a log."""
         eta = "-" if self.eta_s is None else f"{self.eta_s / 60:.1f} min"
+        pace = f"{self.in_flight} in flight, {self.tokens_per_s:,.0f} tok/s, ETA {eta}"
         return (
             f"{self.name}: {self.completion_tokens:,} of {self.budget_tokens:,} tokens ({self.share:.0%}), "
-            f"{self.rows} of {self.prompts} prompts, {self.in_flight} in flight, "
-            f"{self.tokens_per_s:,.0f} tok/s, ETA {eta}"
+            f"{self.rows} of {self.prompts} prompts, "
+            f"{'paused until a server is back' if self.is_paused else pace}"
         )
 
 
@@ -371,6 +373,7 @@ class _Run:
             retries=dispatcher.counts.retries,
             given_up=dispatcher.counts.given_up,
             tokens_per_s=self._speed(progress.completion_tokens),
+            is_paused=dispatcher.is_paused,
         )
 
     def _speed(self, completion_tokens: int) -> float:

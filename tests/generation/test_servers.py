@@ -47,7 +47,7 @@ def test_server_that_fails_everything_is_not_fed_the_dataset(make, monkeypatch, 
 def test_server_that_is_busy_for_ever_is_an_outage(make):
     """A queue that stays full ends the run after the time-out, and no prompt is blamed."""
     dataset, server = make(), FakeServer(faults={"status_503": 1.0})
-    with pytest.raises(dispatch.OutageError, match=r"outage_timeout_s 0\.3"):
+    with pytest.raises(dispatch.OutageError, match=r"outage_timeout_s 0\.3; the last failure was: .* 503 "):
         dataset.run(server, outage_timeout_s=0.3)
     assert not dataset.rejected
 
@@ -66,13 +66,14 @@ def test_server_that_restarts_in_mid_run_costs_nothing(make):
 
     async def scenario():
         async with serve(dataset.renderer, server, short=16) as resources:
-            run = asyncio.create_task(dataset.generate(resources, max_attempts=1))
+            run = asyncio.create_task(dataset.generate(resources, max_attempts=1, report_every_s=0.05))
             for answers in (30, 90):
                 await wait_until(lambda target=answers: len(server.seen) > target)
                 await server.stop()
                 await asyncio.sleep(0.3)
                 assert not resources.pool.is_up
                 assert resources.window.in_flight == 0
+                assert any(status.is_paused for status in dataset.statuses)
                 await server.start(server.port)
             result = await run
             assert is_free(resources)

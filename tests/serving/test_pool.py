@@ -40,8 +40,7 @@ class Scripted:
     async def answer_page(self, request):
         """One GET /ready, or a /v1/loads that always tells the same."""
         if request.url.path == "/v1/loads":
-            if not self.looks.is_set():
-                raise httpx.ReadTimeout("frozen")
+            await self.looks.wait()  # a frozen one does not even refuse
             return httpx.Response(200, json={"loads": [LOAD]})
         assert request.url.path == "/ready"
         self.asked += 1
