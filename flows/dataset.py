@@ -4,19 +4,23 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.opening import to_generation_rules, to_prepare_request
+from flows.catalog import complete_parameters, list_datasets
+from flows.logs import show_our_logs
+from flows.opening import join_run, to_generation_rules, to_prepare_request
 from flows.parameters import DatasetSettings, RunParameters
 from tasks.generate import generate_responses
 from tasks.generation import GenerationResult
 from tasks.prepare import prepare_prompts
-from tasks.session import get_session
 
 
 @flow(name="generate-dataset", flow_run_name="generate-{dataset.name}", persist_result=False)
 async def generate_dataset(parameters: RunParameters, dataset: DatasetSettings) -> GenerationResult:
-    """Bring one dataset to its budget on the servers of the run around it."""
-    await prepare_prompts(to_prepare_request(parameters, dataset, get_session()))
-    generate = generate_responses.with_options(
-        retries=parameters.dataset_retries, retry_delay_seconds=parameters.dataset_retry_delay_s
-    )
-    return await generate(Path(parameters.output_dir), to_generation_rules(parameters, dataset))
+    """Bring one dataset to its budget: as part of a run around it, or by itself."""
+    show_our_logs()
+    [dataset] = list_datasets(complete_parameters(parameters.model_copy(update={"datasets": [dataset]})))
+    async with join_run(parameters) as session:
+        await prepare_prompts(to_prepare_request(parameters, dataset, session))
+        generate = generate_responses.with_options(
+            retries=parameters.dataset_retries, retry_delay_seconds=parameters.dataset_retry_delay_s
+        )
+        return await generate(Path(parameters.output_dir), to_generation_rules(parameters, dataset))

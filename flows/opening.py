@@ -5,6 +5,7 @@ The bridge from parameters, which only flows know, to the plain rules that tasks
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,20 +21,33 @@ from tasks.dispatch import DispatchRules
 from tasks.export import ExportRules
 from tasks.generation import GenerationRules
 from tasks.prepare import PrepareRequest
-from tasks.session import Session, use_session
+from tasks.session import Session, find_session, use_session
 from tasks.warm_up import WarmUpRules, close_session, warm_up_server
 
 
 @contextlib.asynccontextmanager
-async def open_run(parameters: RunParameters) -> AsyncIterator[Session]:
+async def join_run(parameters: RunParameters) -> AsyncIterator[Session]:
+    """The session of the run around us; one of our own for a dataset that is run by itself."""
+    if session := find_session():
+        yield session
+        return
+    async with open_run(parameters, turns_folder=Path(parameters.output_dir)) as session:
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def open_run(parameters: RunParameters, *, turns_folder: Path | None = None) -> AsyncIterator[Session]:
     """A checked server and a session on it, for the datasets of the block.
+
+    With a turns_folder they take turns with the datasets of other processes there.
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
         PreflightError, NotReady, TokenizerError, EmbeddedError: the run could not succeed.
     """
     async with open_server(parameters) as base_urls:
-        session = await warm_up_server(to_warm_up_rules(parameters, base_urls))
+        rules = replace(to_warm_up_rules(parameters, base_urls), turns_folder=turns_folder)
+        session = await warm_up_server(rules)
         try:
             _record(parameters, session)
             resources = session.resources

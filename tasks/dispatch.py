@@ -108,6 +108,7 @@ class Dispatcher:
         budget: TokenBudget,
         rules: DispatchRules,
         on_turn_over: Callable[[], None] = lambda: None,
+        shares_window: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
@@ -116,6 +117,7 @@ class Dispatcher:
         self._budget = budget
         self._rules = rules
         self._on_turn_over = on_turn_over
+        self._shares_window = shares_window
         self._clock = clock
         self._wake = asyncio.Event()
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
@@ -191,10 +193,12 @@ class Dispatcher:
             while self._pool.is_up and self._window.has_room(lane) and self._may_send_more():
                 item = self._next_item(lane, now_s)
                 if item is None:
-                    if self._feeder.is_starved(lane):
+                    if self._shares_window and self._feeder.is_starved(lane):
                         self._hand_turn_on()
                     break
                 self._send(group, item)
+        if self._has_no_more():
+            self._hand_turn_on()
 
     def _send(self, group: asyncio.TaskGroup, item: _Item) -> None:
         number = next(self._numbers)

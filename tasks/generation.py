@@ -335,6 +335,7 @@ class _Run:
             budget=budget,
             rules=self._rules.dispatch,
             on_turn_over=on_turn_over,
+            shares_window=resources.turn.shares_window,
         )
 
     async def _keep_checkpoints(self) -> None:

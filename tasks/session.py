@@ -39,6 +39,11 @@ def get_session() -> Session:
     return session
 
 
+def find_session() -> Session | None:
+    """The session of the run we are in, or None."""
+    return _current.get()
+
+
 @contextmanager
 def use_session(session: Session) -> Iterator[None]:
     """Make a session current for the block and for the tasks started in it."""

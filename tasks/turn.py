@@ -6,11 +6,18 @@ slots empty, so that the next one fills them. Invariant: never more than `at_onc
 
 import asyncio
 import contextlib
+import fcntl
+import os
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+LOOK_EVERY_S = 0.5
 
 
 class Turn:
     """A first-come-first-served semaphore whose queue can be watched."""
+
+    shares_window = True  # its holders run in one process and take slots of one window
 
     def __init__(self, at_once: int) -> None:
         self._semaphore = asyncio.Semaphore(at_once)
@@ -40,3 +47,38 @@ class Turn:
 
     def _event(self, name: str) -> asyncio.Event:
         return self._queued.setdefault(name, asyncio.Event())
+
+
+class ProcessTurn(Turn):
+    """The same for datasets in processes of their own: as many lock files as there are turns.
+
+    The kernel frees a lock when its holder dies, however it dies. Nobody keeps the order of the waiting ones,
+    and each process has a window of its own, so that a turn is worth handing on only at the drain.
+    """
+
+    shares_window = False
+
+    def __init__(self, folder: Path, at_once: int) -> None:
+        super().__init__(1)
+        self._paths = [folder / f"turn-{number}.lock" for number in range(at_once)]
+
+    @contextlib.asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a turn; the given function hands it on early, at most once."""
+        async with super().hold(name):
+            held = contextlib.ExitStack()
+            while not any(self._take(path, held) for path in self._paths):  # noqa: ASYNC110  other processes
+                await asyncio.sleep(LOOK_EVERY_S)
+            with held:
+                yield held.close
+
+    @staticmethod
+    def _take(path: Path, held: contextlib.ExitStack) -> bool:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        held.callback(os.close, fd)
+        return True

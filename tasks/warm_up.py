@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -24,7 +25,7 @@ from tasks.core.tokenizer import TargetTokenizer, TokenizerError, load_tokenizer
 from tasks.core.window import Lane, Window
 from tasks.generation import Resources
 from tasks.session import Session
-from tasks.turn import Turn
+from tasks.turn import ProcessTurn, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,10 @@ class PreflightError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WarmUpRules:
-    """What to open a session with: the servers, the model asked for and how it will be used."""
+    """What to open a session with: the servers, the model asked for and how it will be used.
+
+    `turns_folder` is where datasets in processes of their own take turns; None when all are in this one.
+    """
 
     base_urls: Sequence[str]
     model: str | None
@@ -49,6 +53,7 @@ class WarmUpRules:
     lanes: Sequence[Lane]
     seed: int
     concurrent_datasets: int = 1
+    turns_folder: Path | None = None
     ready_timeout_s: float = 120.0
     request_timeout_s: float = 3600.0
     stall_timeout_s: float = STALL_TIMEOUT_S
@@ -106,10 +111,16 @@ async def open_session(rules: WarmUpRules) -> Session:
             window=Window({lane.name: lane for lane in rules.lanes}, is_shared=rules.concurrent_datasets > 1),
             renderer=renderer,
             context_length=context_length,
-            turn=Turn(rules.concurrent_datasets),
+            turn=_make_turn(rules),
         ),
         fingerprint=_fingerprint(rules, model, target),
     )
+
+
+def _make_turn(rules: WarmUpRules) -> Turn:
+    if rules.turns_folder is None:
+        return Turn(rules.concurrent_datasets)
+    return ProcessTurn(rules.turns_folder, rules.concurrent_datasets)
 
 
 async def close_session(session: Session) -> None:

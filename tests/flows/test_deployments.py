@@ -28,11 +28,18 @@ async def _read_deployment(name):
         return await client.read_deployment_by_name(name)
 
 
-def test_the_pipeline_is_deployed_with_its_form(prefect_url):
-    """`prefect deploy --all` works, and the form has a sentence for each parameter."""
+@pytest.fixture(scope="module")
+def deployed(prefect_url):
+    """Everything in prefect.yaml."""
     _prefect("work-pool", "create", "pipeline", "--type", "process", "--overwrite")
     _prefect("deploy", "--all")
-    deployment = asyncio.run(_read_deployment("generate-drafter-data/pipeline"))
+
+
+@pytest.mark.usefixtures("deployed")
+@pytest.mark.parametrize("name", ["generate-drafter-data/pipeline", "generate-dataset/dataset"])
+def test_a_flow_is_deployed_with_its_form(name):
+    """`prefect deploy --all` works, and the form has a sentence for each parameter."""
+    deployment = asyncio.run(_read_deployment(name))
     definitions = deployment.parameter_openapi_schema["definitions"]
     fields = definitions["RunParameters"]["properties"]
     assert fields["max_tokens_per_dataset"]["description"].startswith("Budget of completion tokens")

@@ -1,12 +1,14 @@
 """Datasets send in order, so many at once, and hand their turn on early."""
 
 import asyncio
+import multiprocessing
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.turn import Turn
+from tasks.turn import LOOK_EVERY_S, ProcessTurn, Turn
 
 
 async def settle():
@@ -171,3 +173,65 @@ def test_never_more_than_at_once_hold_a_turn_and_none_is_lost(at_once, moves):
             assert not waiting or len(with_turn) == at_once
 
     run_crew(at_once, body)
+
+
+def hold_in_a_process(folder, at_once, name):
+    """Take a turn, say so in a file, hold it until it is killed."""
+
+    async def hold():
+        async with ProcessTurn(folder, at_once).hold(name):
+            (folder / name).touch()
+            await asyncio.Event().wait()
+
+    asyncio.run(hold())
+
+
+@pytest.fixture
+def start_process(tmp_path):
+    """Start a process that wants a turn."""
+    spawn, processes = multiprocessing.get_context("spawn"), []
+
+    def start(name, at_once):
+        process = spawn.Process(target=hold_in_a_process, args=(tmp_path, at_once, name))
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_processes_take_turns_and_a_killed_one_leaves_its(tmp_path, start_process, at_once):
+    """Only at_once hold one; kill -9 of a holder lets the next one in."""
+    holders = {name: start_process(name, at_once) for name in "ab"[:at_once]}
+    wait_until(lambda: all((tmp_path / name).exists() for name in holders))
+    start_process("next", at_once)
+    time.sleep(3 * LOOK_EVERY_S)
+    assert not (tmp_path / "next").exists()
+    holders["a"].kill()
+    wait_until((tmp_path / "next").exists)
+
+
+def test_a_turn_between_processes_is_handed_on_early(tmp_path, start_process):
+    """While its holder goes on with what is in flight."""
+
+    async def hold():
+        async with ProcessTurn(tmp_path, 1).hold("first") as give_up:
+            start_process("next", 1)
+            give_up()
+            give_up()
+            async with asyncio.timeout(120):
+                while not (tmp_path / "next").exists():  # noqa: ASYNC110  another process makes it
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(hold())
