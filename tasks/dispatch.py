@@ -4,18 +4,11 @@ Knows the budget, the window, the servers and the log; does not know Prefect, ch
 Invariants: an answer is on disk before it is counted; no answer is cancelled to meet a budget; nothing
 done per request grows with the dataset; a prompt that waits for its retry holds no slot, and no more of
 them wait than a lane has slots.
-
-A server that dies takes a window of prompts with it, one of which may be why. They are asked again at once,
-but those that were there at several deaths only when others were answered since, and only a few at a time:
-an eighth of the window, a sixty-fourth, one. Others fill the rest. So a prompt that kills is found in five
-deaths, and the innocent ones, which come back meanwhile, are not.
 """
 
 import asyncio
-import heapq
 import itertools
 import logging
-import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -31,17 +24,14 @@ from tasks.core.prompt_file import hash_id
 from tasks.core.records import Rejected, Response
 from tasks.core.response_log import ResponseLog
 from tasks.core.window import Window
-from tasks.feed import Feeder, Rendered, Unrenderable
+from tasks.feed import Feeder, Unrenderable
+from tasks.retries import Attempt, RetryQueue
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_FIRST_S = 0.5
-BACKOFF_LAST_S = 60.0
-_BACKOFF_DOUBLINGS = 10  # enough to reach BACKOFF_LAST_S; thousands of tries would overflow a float
 _TICK_S = 1.0
 REFUSALS_TO_STOP = 25
 DEATHS_TO_SET_ASIDE = 5
-_SUSPECTS_SHIFT = 3  # each further death lets an eighth as many suspects be in flight together
 _REJECTIONS_TO_LOG = 20  # of one run, each on its own line; all of them are in rejected.jsonl
 
 
@@ -65,23 +55,6 @@ class DispatchRules:
     max_empty_answers: int = 3
     on_length: Literal["keep", "reject"] = "keep"
     outage_timeout_s: float = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    rendered: Rendered
-    attempt: int = 1
-    empty_answers: int = 0
-    tries: int = 0
-    deaths: int = 0  # of servers that it was with, the last one when this many answers were in:
-    answers: int = 0
-
-    @property
-    def is_suspect(self) -> bool:
-        return self.deaths > 1
-
-
-_Waiting = tuple[float, int, _Item]  # when it is due, a number to break ties
 
 
 @dataclass(slots=True)
@@ -123,9 +96,8 @@ class Dispatcher:
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
         self._numbers = itertools.count()
         self._rid_prefix = f"draftmill-{uuid.uuid4().hex}"
-        self._retries: dict[str, list[_Waiting]] = {lane: [] for lane in window.lanes}
-        self._suspects: dict[str, list[_Waiting]] = {lane: [] for lane in window.lanes}
-        self._in_flight: dict[int, _Item] = {}
+        self._retries = RetryQueue(window.lanes)
+        self._in_flight: dict[int, Attempt] = {}
         self._turn_is_over = False
         self._stop: Exception | None = None
         self._started_s = clock()
@@ -182,8 +154,7 @@ class Dispatcher:
         return self._budget.reached or (cap is not None and self._log.progress.rows >= cap)
 
     def _has_no_more(self) -> bool:
-        waiting = (*self._retries.values(), *self._suspects.values())
-        return self._feeder.is_empty and not any(waiting)
+        return self._feeder.is_empty and self._retries.is_empty
 
     def _dispatch(self, group: asyncio.TaskGroup, now_s: float) -> None:
         """Fill the window as far as budget, servers and ready prompts allow."""
@@ -200,7 +171,7 @@ class Dispatcher:
         if self._has_no_more():
             self._hand_turn_on()
 
-    def _send(self, group: asyncio.TaskGroup, item: _Item) -> None:
+    def _send(self, group: asyncio.TaskGroup, item: Attempt) -> None:
         number = next(self._numbers)
         self._window.take(item.rendered.lane, by=self._wake.set)
         self._budget.dispatched(number, now_s=self._clock(), max_new_tokens=item.rendered.max_new_tokens)
@@ -219,24 +190,16 @@ class Dispatcher:
             self._hand_turn_on()
         return allowed
 
-    def _next_item(self, lane: str, now_s: float) -> _Item | None:
-        retries, suspects = self._retries[lane], self._suspects[lane]
-        if retries and retries[0][0] <= now_s:
-            return heapq.heappop(retries)[2]
-        concurrency = self._window.slots(lane)
-        if suspects and suspects[0][0] <= now_s and self._may_join(suspects[0][2], concurrency):
-            return heapq.heappop(suspects)[2]
-        if max(len(retries), len(suspects) // 2) >= concurrency:
+    def _next_item(self, lane: str, now_s: float) -> Attempt | None:
+        slots = self._window.slots(lane)
+        again = self._retries.pop_due(
+            lane, now_s=now_s, slots=slots, in_flight=self._in_flight.values(), answers=self.counts.answers
+        )
+        if again is not None:
+            return again
+        if self._retries.is_full(lane, slots=slots):
             return None  # a server that fails everything must not be fed the whole dataset meanwhile
-        return _Item(self._feeder.take(lane)) if self._feeder.peek(lane) else None
-
-    def _may_join(self, suspect: _Item, concurrency: int) -> bool:
-        """Whether the server has shown that it works, and few that are as suspect are in flight."""
-        if not self._in_flight:
-            return True
-        alike = sum(item.deaths >= suspect.deaths for item in self._in_flight.values() if item.is_suspect)
-        few = max(1, concurrency >> _SUSPECTS_SHIFT * (suspect.deaths - 1))
-        return self.counts.answers > suspect.answers and alike < few
+        return Attempt(self._feeder.take(lane)) if self._feeder.peek(lane) else None
 
     def _hand_turn_on(self) -> None:
         """Let the next dataset fill what this one cannot: all at its end, or a lane it has no use for."""
@@ -244,7 +207,7 @@ class Dispatcher:
             self._turn_is_over = True
             self._on_turn_over()
 
-    async def _ask(self, number: int, item: _Item) -> None:
+    async def _ask(self, number: int, item: Attempt) -> None:
         """One attempt at one prompt; every way out frees the slot and settles the budget."""
         counted = False
         started_s = self._clock()
@@ -272,7 +235,7 @@ class Dispatcher:
         finally:
             self._settle(number, item, counted=counted)
 
-    def _settle(self, number: int, item: _Item, *, counted: bool = False) -> None:
+    def _settle(self, number: int, item: Attempt, *, counted: bool = False) -> None:
         """Free the slot of a request that has ended, once."""
         if number not in self._in_flight:
             return
@@ -282,7 +245,7 @@ class Dispatcher:
         self._window.free(item.rendered.lane)
         self._wake.set()
 
-    def _request(self, number: int, item: _Item) -> GenerationRequest:
+    def _request(self, number: int, item: Attempt) -> GenerationRequest:
         params = {**self._rules.sampling_params, "max_new_tokens": item.rendered.max_new_tokens}
         if self._rules.seed is not None:
             params["sampling_seed"] = hash_id(f"{self._rules.seed}:{item.rendered.prompt.id}") & 0x7FFFFFFF
@@ -290,7 +253,7 @@ class Dispatcher:
             rid=f"{self._rid_prefix}-{number}", input_ids=item.rendered.input_ids, sampling_params=params
         )
 
-    def _to_response(self, answer: Generation, item: _Item, *, server: str, latency_s: float) -> Response:
+    def _to_response(self, answer: Generation, item: Attempt, *, server: str, latency_s: float) -> Response:
         rendered = item.rendered
         extra: dict[str, Any] = {"max_new_tokens": rendered.max_new_tokens}
         if rendered.prompt.meta:
@@ -313,7 +276,7 @@ class Dispatcher:
             extra=extra,
         )
 
-    def _refusal(self, answer: Generation, item: _Item) -> tuple[str, str] | None:
+    def _refusal(self, answer: Generation, item: Attempt) -> tuple[str, str] | None:
         """Why a whole answer is not kept, or None."""
         if answer.is_empty:
             return "empty_answer", f"{item.empty_answers + 1} answers held nothing but the stop token"
@@ -321,7 +284,7 @@ class Dispatcher:
             return "cut_by_length", f"the answer reached max_new_tokens ({item.rendered.max_new_tokens})"
         return None
 
-    def _handle_refusal(self, refusal: tuple[str, str], item: _Item) -> None:
+    def _handle_refusal(self, refusal: tuple[str, str], item: Attempt) -> None:
         self._failing_since_s, self._silent_s = None, 0.0  # the server works; it is the answer
         reason, detail = refusal
         if reason == "empty_answer" and item.empty_answers + 1 < self._rules.max_empty_answers:
@@ -329,7 +292,7 @@ class Dispatcher:
         else:
             self._set_aside(item, reason, detail, permanent=True, status=200)
 
-    def _handle_failure(self, exc: RequestFailed, item: _Item) -> None:
+    def _handle_failure(self, exc: RequestFailed, item: Attempt) -> None:
         self.counts.failures[exc.reason] = self.counts.failures.get(exc.reason, 0) + 1
         self._last_failure = str(exc)
         if self._failing_since_s is None:
@@ -348,17 +311,12 @@ class Dispatcher:
             detail = f"{item.attempt} attempts failed, the last one with: {exc}"
             self._set_aside(item, exc.reason, detail, permanent=False, status=exc.status)
 
-    def _ask_again(self, item: _Item) -> None:
-        """Queue a prompt for a later attempt, with full jitter (Brooker, AWS 2015); holds no slot."""
+    def _ask_again(self, item: Attempt) -> None:
         self.counts.retries += 1
-        ceiling = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2.0 ** min(item.tries, _BACKOFF_DOUBLINGS))
-        due_s = self._clock() + random.uniform(0.0, ceiling)  # noqa: S311  jitter, not a secret
-        again = (due_s, next(self._numbers), replace(item, tries=item.tries + 1))
-        heaps = self._suspects if item.is_suspect else self._retries
-        heapq.heappush(heaps[item.rendered.lane], again)
+        self._retries.push(item, now_s=self._clock())
 
     def _set_aside(
-        self, item: _Item, reason: str, detail: str, *, permanent: bool, status: int | None
+        self, item: Attempt, reason: str, detail: str, *, permanent: bool, status: int | None
     ) -> None:
         rejected = Rejected(
             id=item.rendered.prompt.id,
@@ -421,9 +379,8 @@ class Dispatcher:
 
     async def _sleep_until_woken(self, now_s: float) -> None:
         # What was due when we looked waits for a slot, a server or the budget: those wake us themselves.
-        waiting = (*self._retries.values(), *self._suspects.values())
-        due = [heap[0][0] for heap in waiting if heap and heap[0][0] > now_s]
-        timeout_s = min([_TICK_S, *(due_s - self._clock() for due_s in due)])
+        due_s = self._retries.find_due_s(after_s=now_s)
+        timeout_s = _TICK_S if due_s is None else min(_TICK_S, due_s - self._clock())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from generation_support import UNREACHABLE, Dataset, make_renderer, open_resources
 
-from tasks import dispatch
+from tasks import retries
 from tasks.core.files import dump_json, replace_atomically
 from tasks.generation import GenerationIncompleteError
 
@@ -59,7 +59,7 @@ def write_in_parts(fd, data):
 
 
 async def _main(options):
-    dispatch.BACKOFF_FIRST_S = 0.02
+    retries.BACKOFF_FIRST_S = 0.02
     os.write = write_in_parts
     dataset = Dataset(options.folder, make_renderer(options.tokenizer), FileStore(options.store))
     servers = {"short": options.window, "request_timeout_s": options.request_timeout_s}

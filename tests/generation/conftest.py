@@ -7,7 +7,7 @@ import pytest
 from generation_support import make_dataset, make_renderer
 from tiny_tokenizer import make_tokenizer
 
-from tasks import dispatch
+from tasks import dispatch, retries
 
 NEVER_S = 3600.0
 
@@ -31,7 +31,7 @@ def make(tmp_path, renderer):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Retries come quickly; nothing is found by waiting for the next tick."""
-    monkeypatch.setattr(dispatch, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(retries, "BACKOFF_FIRST_S", 0.01)
     monkeypatch.setattr(dispatch, "_TICK_S", NEVER_S)
 
 

@@ -12,7 +12,7 @@ from generation_support import (
 )
 
 from serving.errors import ServerMisconfigured
-from tasks import dispatch
+from tasks import retries
 from tasks.generation import GenerationIncompleteError
 
 FLAKY = {"status_500": 0.05, "reset": 0.02, "half": 0.01, "abort": 0.01, "empty": 0.01, "wrong_count": 0.01}
@@ -109,8 +109,8 @@ def test_prompt_whose_attempts_run_out_is_left_for_a_resume(make, fault, reason,
 
 def test_retry_that_falls_due_at_any_moment_is_seen(make, monkeypatch):
     """A retry due between a look at the queue and the sleep after it is not slept over."""
-    monkeypatch.setattr(dispatch, "BACKOFF_FIRST_S", 1e-4)
-    monkeypatch.setattr(dispatch, "BACKOFF_LAST_S", 1e-4)
+    monkeypatch.setattr(retries, "BACKOFF_FIRST_S", 1e-4)
+    monkeypatch.setattr(retries, "BACKOFF_LAST_S", 1e-4)
     dataset, server = make(prompts=1), FakeServer(script=["status_503"] * 400)
     dataset.run(server)
     dataset.check_complete(server)

@@ -15,7 +15,7 @@ from generation_support import (
 
 from serving import client
 from serving.errors import ServerMisconfigured
-from tasks import dispatch
+from tasks import dispatch, retries
 
 
 def test_busy_server_costs_no_attempt(make):
@@ -29,7 +29,7 @@ def test_busy_server_costs_no_attempt(make):
 @pytest.mark.parametrize("fault", ["status_503", "status_500", "half"])
 def test_server_that_fails_everything_is_not_fed_the_dataset(make, monkeypatch, fault):
     """While nothing succeeds, no more prompts are taken up than twice the window."""
-    monkeypatch.setattr(dispatch, "BACKOFF_FIRST_S", 10.0)
+    monkeypatch.setattr(retries, "BACKOFF_FIRST_S", 10.0)
     dataset, server = make(prompts=300), FakeServer(faults={fault: 1.0})
 
     async def scenario():
