@@ -1,1 +1,1 @@
-"""Where and when: how the flows are deployed."""
+"""Where and when flows run: deployments, the processes that serve them, and `draftmill up`."""

@@ -77,7 +77,7 @@ def main() -> None:
     except OSError as exc:  # a full disk or a missing permission is no bug: a traceback would hide the path
         if exc.errno is None:
             raise
-        _say(f"cannot go on: {exc}")
+        say(f"cannot go on: {exc}")
         sys.exit(EXIT_FAILED)
 
 
@@ -125,7 +125,7 @@ def run(
         _print_parameters()
         return
     if mode == "embedded" and base_url:
-        _fail("--mode embedded starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
+        fail("--mode embedded starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
     overrides: dict[str, Any] = {
         "max_samples": max_samples,
         "max_tokens_per_dataset": max_tokens_per_dataset,
@@ -140,7 +140,7 @@ def run(
     except KeyboardInterrupt:  # before the flow took over, or after it
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
-        _say(f"interrupted; everything generated is saved. {_AGAIN}")
+        say(f"interrupted; everything generated is saved. {_AGAIN}")
     _exit(code)
 
 
@@ -207,9 +207,9 @@ def export(
     try:
         report = export_datasets(output_dir, found, rules)
     except ExportError as exc:
-        _fail(str(exc), EXIT_FAILED)
+        fail(str(exc), EXIT_FAILED)
     if report is None:
-        _fail(f"{output_dir}: no dataset is complete; --partial exports what there is", EXIT_FAILED)
+        fail(f"{output_dir}: no dataset is complete; --partial exports what there is", EXIT_FAILED)
     typer.echo(f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}")
 
 
@@ -230,35 +230,27 @@ def _load(
         raw = override_parameters(raw, overrides, server=server, only=only)
         return complete_parameters(build_parameters(raw))
     except InputError as exc:
-        _fail(str(exc), EXIT_BAD_INPUT)
+        fail(str(exc), EXIT_BAD_INPUT)
 
 
 def _run_flow(parameters: Any) -> int:
-    from flows.prefect_server import (
-        QUIET,
-        PrefectServerError,
-        PrefectUrlError,
-        is_configured,
-        run_prefect_server,
-    )
+    from flows.prefect_server import PrefectServerError, PrefectUrlError, find_api_url, run_prefect_server
 
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    _keep_loopback_off_proxies()
+    set_up_prefect()
     output_dir = Path(parameters.output_dir)
     _check_folder(output_dir)
     _check_free(output_dir)
-    _say("starting; Prefect takes some seconds")
+    say("starting; Prefect takes some seconds")
     try:
-        if is_configured():
+        if find_api_url() is not None:
             return _run_on_server(parameters, None)
         with run_prefect_server(output_dir / "prefect.log") as ui:
-            _say(f"watch this run at {ui}/runs")
+            say(f"watch this run at {ui}/runs")
             return _run_on_server(parameters, ui)
     except PrefectUrlError as exc:
-        _fail(str(exc), EXIT_BAD_INPUT)
+        fail(str(exc), EXIT_BAD_INPUT)
     except PrefectServerError as exc:
-        _fail(str(exc), EXIT_FAILED)
+        fail(str(exc), EXIT_FAILED)
 
 
 def _check_folder(output_dir: Path) -> None:
@@ -267,7 +259,7 @@ def _check_folder(output_dir: Path) -> None:
     try:
         check_run_folder(output_dir)
     except RunFolderError as exc:
-        _fail(str(exc), EXIT_BAD_INPUT)
+        fail(str(exc), EXIT_BAD_INPUT)
 
 
 def _check_free(output_dir: Path) -> None:
@@ -278,11 +270,18 @@ def _check_free(output_dir: Path) -> None:
         with hold_folder_lock(output_dir, RUN_LOCK):
             pass
     except FolderLockedError as exc:
-        _fail(str(exc), EXIT_FAILED)
+        fail(str(exc), EXIT_FAILED)
 
 
-def _keep_loopback_off_proxies() -> None:
-    """Prefect's client follows the environment's proxies, which cannot reach this machine's own ports."""
+def set_up_prefect() -> None:
+    """The environment that Prefect reads when it is imported; call it before.
+
+    Prefect's client follows the environment's proxies, which cannot reach this machine's own ports.
+    """
+    from flows.prefect_server import QUIET
+
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     for name in ("NO_PROXY", "no_proxy"):
         known = [host for host in os.environ.get(name, "").split(",") if host]
         os.environ[name] = ",".join(dict.fromkeys([*known, "127.0.0.1", "localhost"]))
@@ -306,10 +305,10 @@ def _collect_stats(output_dir: Path) -> list[Any]:
     try:
         run_file = read_run_file(output_dir)
     except RunFolderError as exc:
-        _fail(str(exc), EXIT_BAD_INPUT)
+        fail(str(exc), EXIT_BAD_INPUT)
     datasets = run_file.get("details", {}).get("datasets", {})
     if not datasets:
-        _fail(
+        fail(
             f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets",
             EXIT_BAD_INPUT,
         )
@@ -326,12 +325,14 @@ def _print_parameters() -> None:
     typer.echo(describe_parameters())
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line for a person."""
     typer.echo(f"draftmill: {text}", err=True)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    _say(message)
+def fail(message: str, code: int) -> NoReturn:
+    """Print why, and end the process."""
+    say(message)
     raise typer.Exit(code)
 
 

@@ -5,12 +5,15 @@ from pathlib import Path
 from prefect import flow
 
 from flows.catalog import complete_parameters, list_datasets
+from flows.finished import find_finished
 from flows.logs import show_our_logs
 from flows.opening import join_run, to_generation_rules, to_prepare_request
 from flows.parameters import DatasetSettings, RunParameters
+from flows.patience import stay_until_heard
 from tasks.generate import generate_responses
 from tasks.generation import GenerationResult
 from tasks.prepare import prepare_prompts
+from tasks.session import find_session
 
 
 @flow(name="generate-dataset", flow_run_name="generate-{dataset.name}", persist_result=False)
@@ -18,8 +21,15 @@ async def generate_dataset(parameters: RunParameters, dataset: DatasetSettings) 
     """Bring one dataset to its budget: as part of a run around it, or by itself."""
     show_our_logs()
     [dataset] = list_datasets(complete_parameters(parameters.model_copy(update={"datasets": [dataset]})))
+    async with stay_until_heard():
+        if find_session() is None and (found := await find_finished(parameters, [dataset])):
+            return found[dataset.name]
+        return await _generate(parameters, dataset)
+
+
+async def _generate(parameters: RunParameters, dataset: DatasetSettings) -> GenerationResult:
     async with join_run(parameters) as session:
-        await prepare_prompts(to_prepare_request(parameters, dataset, session))
+        await prepare_prompts(to_prepare_request(parameters, dataset, session.fingerprint))
         generate = generate_responses.with_options(
             retries=parameters.dataset_retries, retry_delay_seconds=parameters.dataset_retry_delay_s
         )

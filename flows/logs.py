@@ -2,10 +2,11 @@
 
 import logging
 
+from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 
 _OURS = ("flows", "tasks", "serving")
-_PREFECTS = ("prefect.flow_runs", "prefect.task_runs")
+_PREFECTS = ("prefect.flow_runs", "prefect.task_runs", "asyncio")
 
 
 def show_our_logs() -> None:
@@ -31,6 +32,8 @@ def _spare_the_traceback(record: logging.LogRecord) -> bool:
     So it is with those of the operating system: a full disk or a missing permission is no bug.
     """
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, TerminationSignal):  # of a run that was cancelled, which its state says (3.9.1)
+        return False
     ours = error is not None and type(error).__module__.split(".", 1)[0] in _OURS
     if ours or isinstance(error, OSError):
         record.exc_info = None

@@ -4,11 +4,12 @@ The bridge from parameters, which only flows know, to the plain rules that tasks
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from flows.parameters import DatasetSettings, RunParameters
 from serving.embedded.launcher import EmbeddedServer
@@ -49,7 +50,7 @@ async def open_run(parameters: RunParameters, *, turns_folder: Path | None = Non
         rules = replace(to_warm_up_rules(parameters, base_urls), turns_folder=turns_folder)
         session = await warm_up_server(rules)
         try:
-            _record(parameters, session)
+            record_run(parameters, session.fingerprint)
             resources = session.resources
             async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
                 with use_session(session):
@@ -109,9 +110,9 @@ def to_plan(parameters: RunParameters, dataset: DatasetSettings) -> DatasetPlan:
 
 
 def to_prepare_request(
-    parameters: RunParameters, dataset: DatasetSettings, session: Session
+    parameters: RunParameters, dataset: DatasetSettings, fingerprint: Mapping[str, Any]
 ) -> PrepareRequest:
-    """What preparation has to know."""
+    """What preparation has to know; the fingerprint is the run's, without datasets."""
     plan = to_plan(parameters, dataset)
     return PrepareRequest(
         output_dir=Path(parameters.output_dir),
@@ -123,7 +124,7 @@ def to_prepare_request(
             system_prompt=dataset.system_prompt,
             chat_template_kwargs=dataset.chat_template_kwargs,
         ),
-        fingerprint=session.fingerprint,
+        fingerprint=fingerprint,
         details={"budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
         accept_changed=tuple(parameters.accept_changed),
     )
@@ -156,15 +157,25 @@ def to_export_rules(parameters: RunParameters) -> ExportRules:
     return ExportRules(export.eval_fraction, parameters.seed, export.formats, export.partial)
 
 
-def _record(parameters: RunParameters, session: Session) -> None:
+def record_run(parameters: RunParameters, fingerprint: Mapping[str, Any]) -> None:
+    """Check the run's fingerprint against the folder's and write both into run.json.
+
+    Raises:
+        RunFolderError: output_dir holds rows made with other settings.
+    """
     update_run_file(
         Path(parameters.output_dir),
-        fingerprint=session.fingerprint,
-        details={
-            "draftmill": version("draftmill"),
-            "server_mode": parameters.server.mode,
-            "export": parameters.export.model_dump(),
-        },
+        fingerprint=fingerprint,
+        details={"draftmill": version("draftmill"), **to_run_details(parameters)},
         now=datetime.now(UTC).isoformat(timespec="seconds"),
         accept_changed=parameters.accept_changed,
     )
+
+
+def to_run_details(parameters: RunParameters) -> dict[str, Any]:
+    """What run.json records of a run beside its fingerprint."""
+    return {
+        "server_mode": parameters.server.mode,
+        "target": parameters.target.model_dump(),
+        "export": parameters.export.model_dump(),
+    }

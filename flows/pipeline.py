@@ -6,20 +6,30 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.runtime import deployment as this_deployment
+from prefect.runtime import flow_run as this_run
+from prefect.states import Cancelled
 
 from flows.catalog import complete_parameters, list_datasets
 from flows.dataset import generate_dataset
+from flows.dataset_runs import run_datasets
+from flows.finished import find_finished
 from flows.logs import show_our_logs
 from flows.opening import open_run, to_export_rules, to_plan
 from flows.parameters import DatasetSettings, RunParameters
+from flows.patience import stay_until_heard
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
-from tasks.core.folder_lock import RUN_LOCK, hold_folder_lock
+from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
 from tasks.core.run_file import check_run_folder
 from tasks.core.stats import DatasetStats
 from tasks.export import export_drafter_data
 from tasks.generation import GenerationResult
 from tasks.session import get_session
+
+
+class IncompleteError(RuntimeError):
+    """A dataset below its budget with prompts left, although nothing said that it failed."""
 
 
 class DatasetsFailedError(RuntimeError):
@@ -28,12 +38,12 @@ class DatasetsFailedError(RuntimeError):
     `failed` maps each dataset's name to why.
     """
 
-    def __init__(self, failed: dict[str, Exception], report: "RunReport") -> None:
+    def __init__(self, failed: dict[str, Exception], report: "RunReport", *, datasets: int) -> None:
         self.failed = failed
         self.report = report
         reasons = "\n".join(f"  {name}: {why}" for name, why in failed.items())
         super().__init__(
-            f"{len(failed)} of {len(failed) + len(report.results)} datasets failed:\n{reasons}\n"
+            f"{len(failed)} of {datasets} datasets failed:\n{reasons}\n"
             "Retry this run, or run the same command again: what is done is not done again."
         )
 
@@ -49,29 +59,57 @@ class RunReport:
 
 
 @flow(name="generate-drafter-data", flow_run_name="{parameters.output_dir}", persist_result=False)
-async def generate_drafter_data(parameters: RunParameters) -> RunReport:
+async def generate_drafter_data(parameters: RunParameters) -> RunReport | State[RunReport]:
     """Turn prompt datasets into token-exact training data for a drafter, under token budgets."""
     show_our_logs()
     parameters = complete_parameters(parameters)
     datasets = list_datasets(parameters)
     check_run_folder(Path(parameters.output_dir))
-    with hold_folder_lock(Path(parameters.output_dir), RUN_LOCK):
-        return await _generate_and_export(parameters, datasets)
+    async with stay_until_heard():
+        try:
+            with hold_folder_lock(Path(parameters.output_dir), RUN_LOCK):
+                return await _generate_and_export(parameters, datasets)
+        except FolderLockedError as exc:
+            if "auto-scheduled" in this_run.get_tags():  # last night's run is still at it: no alarm
+                return Cancelled(name="Skipped", message=str(exc))
+            raise
 
 
 async def _generate_and_export(parameters: RunParameters, datasets: list[DatasetSettings]) -> RunReport:
-    async with open_run(parameters):
-        results, failed = await _generate_all(parameters, datasets)
+    finished = await find_finished(parameters, datasets)
+    left = [dataset for dataset in datasets if dataset.name not in finished]
+    new, failed = await _generate(parameters, left) if left else ({}, {})
+    done = {**finished, **new}
+    results = [done[dataset.name] for dataset in datasets if dataset.name in done]
     try:
         report = await _aggregate_and_export(parameters, datasets, results)
     except Exception as exc:
         if failed:  # the first failure is the one to know: a full disk fails all that comes after
             nothing = RunReport(Path(parameters.output_dir), results, [], None)
-            raise DatasetsFailedError(failed, nothing) from exc
+            raise DatasetsFailedError(failed, nothing, datasets=len(datasets)) from exc
         raise
+    for one in report.stats:
+        if one.status == "incomplete" and one.name not in failed:  # whatever its run says of itself
+            failed[one.name] = IncompleteError(f"only {one.completion_tokens:,} tokens are on disk")
     if failed:
-        raise DatasetsFailedError(failed, report)
+        raise DatasetsFailedError(failed, report, datasets=len(datasets))
     return report
+
+
+async def _generate(
+    parameters: RunParameters, datasets: list[DatasetSettings]
+) -> tuple[dict[str, GenerationResult], dict[str, Exception]]:
+    """In runs of their own where this one is a deployment's, else here; the results, and why others failed.
+
+    The results of runs elsewhere stay there: what they came to is on disk.
+    """
+    if this_deployment.get_id() is None:
+        async with open_run(parameters):
+            return await _generate_here(parameters, datasets)
+    if parameters.server.mode == "connect":  # else each dataset starts its own
+        async with open_run(parameters):
+            pass  # a run that cannot succeed is refused before ten others are started
+    return {}, await run_datasets(parameters, datasets)
 
 
 async def _aggregate_and_export(
@@ -83,26 +121,22 @@ async def _aggregate_and_export(
     return RunReport(output_dir, results, stats, export)
 
 
-async def _generate_all(
+async def _generate_here(
     parameters: RunParameters, datasets: list[DatasetSettings]
-) -> tuple[list[GenerationResult], dict[str, Exception]]:
+) -> tuple[dict[str, GenerationResult], dict[str, Exception]]:
     """Start the datasets in order, each when the one before waits for its turn; note those that fail."""
     turn = get_session().resources.turn
-    running: list[asyncio.Task[GenerationResult | Exception]] = []
+    running: dict[str, asyncio.Task[GenerationResult | Exception]] = {}
     async with asyncio.TaskGroup() as group:
         for dataset in datasets:
             subflow = group.create_task(_generate_one(parameters, dataset))
-            running.append(subflow)
+            running[dataset.name] = subflow
             queued = group.create_task(turn.wait_queued(dataset.name))
             await asyncio.wait((subflow, queued), return_when=asyncio.FIRST_COMPLETED)
             queued.cancel()
-    outcomes = [subflow.result() for subflow in running]
-    results = [outcome for outcome in outcomes if isinstance(outcome, GenerationResult)]
-    failed = {
-        dataset.name: outcome
-        for dataset, outcome in zip(datasets, outcomes, strict=True)
-        if isinstance(outcome, Exception)
-    }
+    outcomes = {name: subflow.result() for name, subflow in running.items()}
+    results = {name: one for name, one in outcomes.items() if isinstance(one, GenerationResult)}
+    failed = {name: one for name, one in outcomes.items() if isinstance(one, Exception)}
     return results, failed
 
 

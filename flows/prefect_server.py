@@ -1,19 +1,22 @@
-"""A Prefect server for one run, when none is configured: with its UI, on loopback, gone with the run.
+"""A Prefect server of our own, where none is configured: with its UI, on loopback, gone with who started it.
 
 Prefect's own temporary server has no UI, a start-up limit of 20 s that a busy machine exceeds, dies of the
-Ctrl-C that is meant for the run, and outlives a kill -9 of it (Prefect 3.9.1). This one does none of that.
+Ctrl-C that is meant for the run, and outlives a kill -9 of it (Prefect 3.9.1). This one does none of that,
+and is started again when it dies: the socket stays open meanwhile, so that a call waits instead of failing.
 Run as `python -m flows.prefect_server SOCKET PARENT_PID`, with the descriptor of a listening socket.
 """
 
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,8 +24,13 @@ import httpx
 
 from serving.embedded.parent import watch_parent
 
-FIRST_PORT = 4200
+logger = logging.getLogger(__name__)
+
+UI_PORT = 4200  # Prefect's own; of a server that stays
+RUN_PORTS = range(UI_PORT + 1, UI_PORT + 100)  # of those that end with their run
 START_TIMEOUT_S = 300.0
+_AGAIN_AFTER_S = 5.0
+_LOOK_EVERY_S = 1.0
 _GRACE_S = 10.0
 
 QUIET = {
@@ -42,8 +50,8 @@ class PrefectUrlError(ValueError):
     """What is configured as Prefect's server is no URL."""
 
 
-def is_configured() -> bool:
-    """Whether Prefect knows a server: PREFECT_API_URL, or a profile that names one.
+def find_api_url() -> str | None:
+    """The Prefect server that is configured: PREFECT_API_URL, or a profile that names one; None when none is.
 
     Raises:
         PrefectUrlError: it is none that could be asked.
@@ -56,9 +64,9 @@ def is_configured() -> bool:
     if url and not _is_http(url):
         raise PrefectUrlError(
             f"PREFECT_API_URL is {url!r}; give it the form http://127.0.0.1:4200/api, or unset it to use a "
-            "server that comes and goes with the run"
+            "server that is started for you"
         )
-    return bool(url)
+    return url or None
 
 
 def _is_http(url: str) -> bool:
@@ -70,24 +78,93 @@ def _is_http(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def run_prefect_server(log_file: Path) -> Iterator[str]:
-    """Start a server in its own session; yields the UI's address; stops it at the end.
+def run_prefect_server(log_file: Path, *, ports: Sequence[int] = RUN_PORTS) -> Iterator[str]:
+    """Start a server in its own session on the first free port; yields the UI's address; stops it at the end.
 
     Raises:
-        PrefectServerError: it ended or did not answer in time.
+        PrefectServerError: it ended or did not answer in time, or no port is free.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with _hold_start_lock():
-        process, url = _start(log_file)
-        try:
-            _wait_healthy(process, url, log_file)
-        except BaseException:
-            _stop(process)
-            raise
+    with contextlib.closing(_listen(ports)) as listener, _Server(listener, log_file) as server:
+        yield server.url
+
+
+def is_prefect(url: str) -> bool:
+    """Whether a Prefect server answers at the address of a UI."""
     try:
-        yield url
-    finally:
-        _stop(process)
+        return httpx.get(f"{url}/api/health", trust_env=False).json() is True
+    except (httpx.HTTPError, ValueError):
+        return False
+
+
+class _Server:
+    """The process, and a thread that starts it again when it dies."""
+
+    def __init__(self, listener: socket.socket, log_file: Path) -> None:
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._listener = listener
+        self._log_file = log_file
+        self._stopping = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="prefect-server", daemon=True)
+
+    def __enter__(self) -> "_Server":
+        self._start()
+        self._keeper.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._keeper.join()
+        _stop(self._process)
+
+    def _keep(self) -> None:
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            if self._process.poll() is None:
+                continue
+            logger.warning(
+                "Prefect's server has ended (status %s); starting it again", self._process.returncode
+            )
+            try:
+                self._start()
+            except (PrefectServerError, OSError) as exc:
+                logger.warning("%s", exc)
+                self._stopping.wait(_AGAIN_AFTER_S)
+
+    def _start(self) -> None:
+        with _hold_start_lock():
+            self._process = self._spawn()
+            try:
+                self._wait_healthy()
+            except BaseException:
+                _stop(self._process)
+                raise
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        socket_fd, api = self._listener.fileno(), f"{self.url}/api"
+        with self._log_file.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.prefect_server", str(socket_fd), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **QUIET, "PREFECT_API_URL": api, "PREFECT_UI_API_URL": api},
+                pass_fds=[socket_fd],
+                start_new_session=True,
+            )
+
+    def _wait_healthy(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and not self._stopping.is_set():
+            if self._process.poll() is not None:
+                break
+            if is_prefect(self.url):
+                return
+            time.sleep(0.2)
+        tail = "\n".join(self._log_file.read_text(errors="replace").splitlines()[-10:])
+        raise PrefectServerError(
+            f"the Prefect server did not start at {self.url} (status {self._process.poll()}); "
+            f"{self._log_file} ends with:\n{tail}"
+        )
 
 
 @contextlib.contextmanager
@@ -100,28 +177,13 @@ def _hold_start_lock() -> Iterator[None]:
         yield
 
 
-def _start(log_file: Path) -> tuple[subprocess.Popen[bytes], str]:
-    with _listen() as listener, log_file.open("ab") as log:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_server", str(listener.fileno()), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **QUIET, "PREFECT_API_URL": f"{url}/api", "PREFECT_UI_API_URL": f"{url}/api"},
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-        )
-    return process, url
-
-
-def _listen() -> socket.socket:
-    """Listen on 4200, Prefect's own port, or the next free one.
+def _listen(ports: Sequence[int]) -> socket.socket:
+    """Listen on the first free port.
 
     The server is given the socket, not the port: two runs that start together would else choose the same
     one, and the second would live on the first one's server without knowing.
     """
-    for port in range(FIRST_PORT, FIRST_PORT + 100):
+    for port in ports:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -131,22 +193,10 @@ def _listen() -> socket.socket:
             listener.close()
         else:
             return listener
-    raise PrefectServerError(f"no free port from {FIRST_PORT} to {FIRST_PORT + 99}")
-
-
-def _wait_healthy(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    with httpx.Client(trust_env=False) as client:
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                break
-            with contextlib.suppress(httpx.TransportError):
-                if client.get(f"{url}/api/health").status_code == httpx.codes.OK:
-                    return
-            time.sleep(0.2)
-    tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-10:])
     raise PrefectServerError(
-        f"the Prefect server did not start at {url} (status {process.poll()}); {log_file} ends with:\n{tail}"
+        f"port {ports[0]} is in use by another program"
+        if len(ports) == 1
+        else f"no free port from {ports[0]} to {ports[-1]}"
     )
 
 

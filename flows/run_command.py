@@ -3,17 +3,17 @@
 import shlex
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import typer
-from prefect.client.orchestration import get_client
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, get_current_settings, temporary_settings
 
 from flows.catalog import InputError
 from flows.console import make_console
 from flows.parameters import RunParameters
+from flows.patience import find_problem
 from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
+from flows.prefect_server import UI_PORT
 from tasks.core.run_file import RunFolderError
 from tasks.core.stats_views import stats_table
 
@@ -24,7 +24,7 @@ async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
     """Run the flow on the server at `ui`, or on the one that Prefect knows; returns the exit code."""
     api = {PREFECT_API_URL: f"{ui}/api"} if ui else {}
     with temporary_settings(api):
-        if (problem := await _find_problem()) is not None:
+        if (problem := await find_problem()) is not None:
             typer.echo(f"draftmill: {problem}", err=True)
             return 1
         try:
@@ -55,18 +55,6 @@ def exit_code_of(outcome: object) -> int:
     return 2 if all(isinstance(failure, _REFUSALS) for failure in failures) else 1
 
 
-async def _find_problem() -> str | None:
-    """Why Prefect's server cannot be used, or None; said before a flow would fail on it in its own way."""
-    client = get_client()  # entering it as a context would fail here, with a traceback
-    error = await client.api_healthcheck()
-    if error is None:
-        return None
-    return (
-        f"the Prefect server at {PREFECT_API_URL.value()} does not answer ({error}); start it, or unset "
-        "PREFECT_API_URL to use one that comes and goes with the run"
-    )
-
-
 def _print_report(report: RunReport) -> None:
     console = make_console()
     console.print()
@@ -87,18 +75,16 @@ def _print_report(report: RunReport) -> None:
 
 
 def _print_ui(flow_run_id: object, ui: str | None) -> None:
-    before = f"{start_command(ui)}, then open " if ui else ""
-    address = (ui or str(PREFECT_UI_URL.value())).rstrip("/")
+    """Where the run can be looked at, also when the server that came with it has gone."""
+    before = f"{up_command()}, then open " if ui else ""
+    address = (f"http://127.0.0.1:{UI_PORT}" if ui else str(PREFECT_UI_URL.value())).rstrip("/")
     typer.echo(f"Prefect UI: {before}{address}/runs/flow-run/{flow_run_id}")
 
 
-def start_command(ui: str) -> str:
-    """What starts a server at the address `ui` again, on the runs of the one that was there."""
-    settings = get_current_settings()
-    words = [shlex.quote(str(Path(sys.executable).with_name("prefect"))), "server", "start"]
-    port = urlsplit(ui).port
-    if port != settings.server.api.port:  # --port would leave the UI at the API of the other port (3.9.1)
-        words.insert(0, f"PREFECT_SERVER_API_PORT={port}")
-    if settings.home != Path.home() / ".prefect":
-        words.insert(0, f"PREFECT_HOME={shlex.quote(str(settings.home))}")
+def up_command() -> str:
+    """What starts a server that stays, on the runs of the one that was there."""
+    home = get_current_settings().home
+    words = [shlex.quote(str(Path(sys.executable).with_name("draftmill"))), "up"]
+    if home != Path.home() / ".prefect":
+        words.insert(0, f"PREFECT_HOME={shlex.quote(str(home))}")
     return " ".join(words)

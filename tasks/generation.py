@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from tasks.core.budget import BudgetPolicy, TokenBudget
 from tasks.core.folder_lock import hold_folder_lock
 from tasks.core.forecast import LengthForecast
 from tasks.core.prepare import open_prompts, read_report
+from tasks.core.prompt_file import PromptFile
 from tasks.core.records import Response
 from tasks.core.rendering import Renderer
 from tasks.core.response_log import ResponseLog, ResumePoint
@@ -159,23 +160,76 @@ async def generate_dataset(
         GenerationIncompleteError: prompts are left that may still succeed.
         OutageError, ServerMisconfigured, AppendError, RecordError: as their own docs say.
     """
+    async with _open_dataset(folder, rules, checkpoints) as opened:
+        logger.info("%s: %s", rules.name, opened.resumed)
+        if not _is_finished(opened.log, rules):
+            await _Run(opened, rules, on_status).generate(resources)
+        return _conclude(opened, rules)
+
+
+async def find_result(
+    folder: Path, *, rules: GenerationRules, checkpoints: CheckpointStore
+) -> GenerationResult | None:
+    """The result of a prepared dataset that needs no more answers, without any server; else None.
+
+    Raises:
+        FolderLockedError, RecordError: as in generate_dataset.
+    """
+    async with _open_dataset(folder, rules, checkpoints) as opened:
+        if not _is_finished(opened.log, rules):
+            return None
+        logger.info("%s: %s", rules.name, opened.resumed)
+        return _conclude(opened, rules)
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A dataset whose log is counted and held against other writers."""
+
+    name: str
+    prompts: PromptFile
+    prompts_key: str
+    log: ResponseLog
+    forecast: LengthForecast
+    checkpoints: CheckpointStore
+    rows_before: int
+    resumed: str
+
+    async def save_checkpoint(self) -> None:
+        """Save what is on disk now; a failure is logged, for the log itself is the truth."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        snapshot = self.log.progress.to_checkpoint(prompts_key=self.prompts_key, updated_at=now)
+        snapshot["lengths"] = self.forecast.save()
+        try:
+            async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
+                await asyncio.to_thread(self.log.sync)
+                await self.checkpoints.save(snapshot)
+        except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
+            logger.warning("%s: the checkpoint could not be saved (%r); generation goes on", self.name, exc)
+
+
+@contextlib.asynccontextmanager
+async def _open_dataset(
+    folder: Path, rules: GenerationRules, checkpoints: CheckpointStore
+) -> AsyncIterator[_Opened]:
     with hold_folder_lock(folder), contextlib.closing(open_prompts(folder)) as prompts:
         report = read_report(folder)
         prompts_key = report.key if report is not None else "unknown"
-        log = ResponseLog(folder, prompts)
-        try:
+        with contextlib.closing(ResponseLog(folder, prompts)) as log:
             forecast, point = await _resume(log, rules, checkpoints, prompts_key)
-            resumed = _describe(point, log)
-            logger.info("%s: %s", rules.name, resumed)
-            rows_before = log.progress.rows
-            run = _Run(rules, log, forecast, checkpoints, prompts_key, on_status)
-            if not _is_finished(log, rules):
-                await run.generate(prompts, resources)
-            elif point.scanned_rows:
-                await run.save_checkpoint()  # or each later run would read them again
-            return _conclude(log, rules, rows_before, resumed)
-        finally:
-            log.close()
+            opened = _Opened(
+                name=rules.name,
+                prompts=prompts,
+                prompts_key=prompts_key,
+                log=log,
+                forecast=forecast,
+                checkpoints=checkpoints,
+                rows_before=log.progress.rows,
+                resumed=_describe(point, log),
+            )
+            if point.scanned_rows:
+                await opened.save_checkpoint()  # or each later run would read them again
+            yield opened
 
 
 async def _resume(
@@ -248,8 +302,8 @@ def _is_finished(log: ResponseLog, rules: GenerationRules) -> bool:
     return progress.open_prompts == 0
 
 
-def _conclude(log: ResponseLog, rules: GenerationRules, rows_before: int, resumed: str) -> GenerationResult:
-    progress, cap = log.progress, rules.dispatch.max_samples
+def _conclude(opened: _Opened, rules: GenerationRules) -> GenerationResult:
+    progress, cap = opened.log.progress, rules.dispatch.max_samples
     reached = progress.completion_tokens >= rules.budget_tokens or (cap is not None and progress.rows >= cap)
     if not reached and progress.open_prompts:
         raise GenerationIncompleteError(
@@ -261,11 +315,11 @@ def _conclude(log: ResponseLog, rules: GenerationRules, rows_before: int, resume
         name=rules.name,
         outcome="complete" if reached else "exhausted",
         rows=progress.rows,
-        new_rows=progress.rows - rows_before,
+        new_rows=progress.rows - opened.rows_before,
         prompts=len(progress.done),
         completion_tokens=progress.completion_tokens,
         budget_tokens=rules.budget_tokens,
-        resumed=resumed,
+        resumed=opened.resumed,
     )
 
 
@@ -273,25 +327,17 @@ class _Run:
     """One generation with its side tasks: checkpoints and progress."""
 
     def __init__(
-        self,
-        rules: GenerationRules,
-        log: ResponseLog,
-        forecast: LengthForecast,
-        checkpoints: CheckpointStore,
-        prompts_key: str,
-        on_status: Callable[[GenerationStatus], None],
+        self, opened: _Opened, rules: GenerationRules, on_status: Callable[[GenerationStatus], None]
     ) -> None:
+        self._opened = opened
         self._rules = rules
-        self._log = log
-        self._forecast = forecast
-        self._checkpoints = checkpoints
-        self._prompts_key = prompts_key
+        self._log = opened.log
         self._on_status = on_status
         self._recent: list[tuple[float, int]] = []
 
-    async def generate(self, prompts: Any, resources: Resources) -> None:
+    async def generate(self, resources: Resources) -> None:
         async with resources.turn.hold(self._rules.name) as give_up_turn:
-            dispatcher = self._dispatcher(prompts, resources, give_up_turn)
+            dispatcher = self._dispatcher(resources, give_up_turn)
             side = (
                 asyncio.create_task(self._keep_checkpoints()),
                 asyncio.create_task(self._report(dispatcher)),
@@ -302,15 +348,15 @@ class _Run:
                 for task in side:
                     task.cancel()
                 await asyncio.gather(*side, return_exceptions=True)
-                await asyncio.shield(self.save_checkpoint())
+                await asyncio.shield(self._opened.save_checkpoint())
                 self._on_status(self._status(dispatcher))
 
-    def _dispatcher(self, prompts: Any, resources: Resources, on_turn_over: Callable[[], None]) -> Dispatcher:
+    def _dispatcher(self, resources: Resources, on_turn_over: Callable[[], None]) -> Dispatcher:
         def make_feeder(
             on_change: Callable[[], None], on_unrenderable: Callable[[Unrenderable], None]
         ) -> Feeder:
             return Feeder(
-                prompts,
+                self._opened.prompts,
                 self._log.progress,
                 resources.renderer,
                 lanes=resources.window.lanes,
@@ -325,7 +371,7 @@ class _Run:
             budget_tokens=self._rules.budget_tokens,
             completed_tokens=self._log.progress.completion_tokens,
             policy=self._rules.budget_policy,
-            forecast=self._forecast,
+            forecast=self._opened.forecast,
         )
         return Dispatcher(
             log=self._log,
@@ -341,21 +387,7 @@ class _Run:
     async def _keep_checkpoints(self) -> None:
         while True:
             await asyncio.sleep(self._rules.checkpoint_every_s)
-            await self.save_checkpoint()
-
-    async def save_checkpoint(self) -> None:
-        """Save what is on disk now; a failure is logged, for the log itself is the truth."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        snapshot = self._log.progress.to_checkpoint(prompts_key=self._prompts_key, updated_at=now)
-        snapshot["lengths"] = self._forecast.save()
-        try:
-            async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
-                await asyncio.to_thread(self._log.sync)
-                await self._checkpoints.save(snapshot)
-        except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
-            logger.warning(
-                "%s: the checkpoint could not be saved (%r); generation goes on", self._rules.name, exc
-            )
+            await self._opened.save_checkpoint()
 
     async def _report(self, dispatcher: Dispatcher) -> None:
         while True:

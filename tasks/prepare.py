@@ -39,6 +39,20 @@ class PrepareRequest:
         """Where the dataset lives."""
         return self.output_dir / self.options.name
 
+    def full_fingerprint(self, source_sha256: str) -> dict[str, Any]:
+        """The run's fingerprint with this dataset's own fields."""
+        own = {
+            "adapter": self.options.adapter,
+            "source_sha256": source_sha256,
+            "system_prompt": self.options.system_prompt,
+            "chat_template_kwargs": dict(self.options.chat_template_kwargs),
+        }
+        return {**self.fingerprint, "datasets": {self.options.name: own}}
+
+    def full_details(self) -> dict[str, Any]:
+        """What run.json records of this dataset beside its fingerprint."""
+        return {"datasets": {self.options.name: {"source": self.source, **self.details}}}
+
 
 @task(name="prepare-prompts", cache_policy=NO_CACHE, persist_result=False)
 async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
@@ -54,21 +68,14 @@ async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
 
 def _prepare(request: PrepareRequest) -> PrepareReport:
     """The fingerprint is checked before anything is written: a refused change leaves the folder as it is."""
-    options = request.options
     paths = resolve_source(request.source, base=Path.cwd())
     source_sha256 = hash_source(paths)
-    own = {
-        "adapter": options.adapter,
-        "source_sha256": source_sha256,
-        "system_prompt": options.system_prompt,
-        "chat_template_kwargs": dict(options.chat_template_kwargs),
-    }
     with hold_folder_lock(request.folder):
         update_run_file(
             request.output_dir,
-            fingerprint={**request.fingerprint, "datasets": {options.name: own}},
-            details={"datasets": {options.name: {"source": request.source, **request.details}}},
+            fingerprint=request.full_fingerprint(source_sha256),
+            details=request.full_details(),
             now=datetime.now(UTC).isoformat(timespec="seconds"),
             accept_changed=request.accept_changed,
         )
-        return prepare(request.folder, paths, options=options, source_sha256=source_sha256)
+        return prepare(request.folder, paths, options=request.options, source_sha256=source_sha256)

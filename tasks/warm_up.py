@@ -194,16 +194,23 @@ async def _probe(client: SGLangClient, renderer: Renderer) -> None:
         )
 
 
-def _fingerprint(rules: WarmUpRules, model: str, target: TargetTokenizer) -> dict[str, Any]:
+def known_fingerprint(rules: WarmUpRules) -> dict[str, Any]:
+    """The fields of the fingerprint that do not depend on what the servers say."""
     return {
-        "model": model,
         "revision": rules.revision,
-        "tokenizer_sha256": target.identity.files_sha256,
-        "chat_template_sha256": target.identity.chat_template_sha256,
         "sampling": dict(rules.sampling),
         "max_new_tokens": {lane.name: lane.max_new_tokens for lane in rules.lanes},
         "seed": rules.seed,
         **rules.extra_fingerprint,
+    }
+
+
+def _fingerprint(rules: WarmUpRules, model: str, target: TargetTokenizer) -> dict[str, Any]:
+    return {
+        "model": model,
+        "tokenizer_sha256": target.identity.files_sha256,
+        "chat_template_sha256": target.identity.chat_template_sha256,
+        **known_fingerprint(rules),
     }
 
 

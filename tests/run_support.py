@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-DRAFTMILL = [sys.executable, "-c", "from flows.cli import main; main()"]
+DRAFTMILL = [sys.executable, "-c", "from deployments.cli import main; main()"]
 
 
 def write_prompts(path, count, *, words=3):

@@ -15,6 +15,7 @@ from prefect.settings import (
     temporary_settings,
 )
 from run_support import Runner
+from served_support import serving
 from tiny_tokenizer import make_tokenizer
 
 from flows.prefect_server import QUIET, run_prefect_server
@@ -34,6 +35,14 @@ def prefect_url(tmp_path_factory):
             ours = {PREFECT_API_URL: f"{url}/api", PREFECT_RESULTS_LOCAL_STORAGE_PATH: storage}
             with temporary_settings(ours):  # this process has read its settings already
                 yield f"{url}/api"
+
+
+@pytest.fixture(scope="session")
+def served(prefect_url, tmp_path_factory):
+    """Both groups of prefect.yaml, served on the session's Prefect server; a log for each in the folder."""
+    folder = tmp_path_factory.mktemp("served")
+    with serving(folder, {**os.environ, "PREFECT_API_URL": prefect_url}):
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 
 from flows.prefect_server import PrefectServerError, run_prefect_server
@@ -24,6 +25,24 @@ def test_servers_that_start_together_are_two(tmp_path, monkeypatch):
             httpx.get(f"{first}/api/health", trust_env=False)
     finally:
         servers[1].__exit__(None, None, None)
+
+
+def test_a_server_that_dies_is_started_again(tmp_path, monkeypatch, caplog):
+    """At the same address, and who asks meanwhile waits for it; the last one ends with the block."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    with run_prefect_server(tmp_path / "server.log") as url:
+        [process] = find_servers()
+        process.kill()  # not waited for here: its parent is to see how it ended
+        assert httpx.get(f"{url}/api/health", trust_env=False, timeout=300).json() is True
+        assert find_servers() != [process]
+        assert "Prefect's server has ended (status -9); starting it again" in caplog.text
+    assert find_servers() == []
+
+
+def find_servers():
+    """The server processes of this one."""
+    children = psutil.Process().children()
+    return [child for child in children if "flows.prefect_server" in child.cmdline()]
 
 
 def test_a_server_that_ends_at_once_says_why(tmp_path, monkeypatch):

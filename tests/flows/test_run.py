@@ -13,12 +13,12 @@ import pytest
 from fake_sglang import expected_answer
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from prefect.settings import PREFECT_HOME, PREFECT_SERVER_API_PORT, temporary_settings
+from prefect.settings import PREFECT_HOME, temporary_settings
 from run_support import interrupt
 
 from flows.catalog import InputError
 from flows.pipeline import DatasetsFailedError, RunReport
-from flows.run_command import exit_code_of, start_command
+from flows.run_command import exit_code_of, up_command
 from tasks.core.run_file import RunFolderError
 from tasks.core.stats_scan import scan_dataset
 
@@ -73,8 +73,9 @@ def test_the_export_is_token_exact(two_datasets):
 
 
 def test_a_second_run_generates_nothing(two_datasets):
-    """The same bytes stay on disk, and the output says that it resumed."""
+    """The same bytes stay on disk, the output says that it resumed, and no server is needed for it."""
     assert two_datasets.run("--max-tokens-per-dataset", "1500").returncode == 0
+    two_datasets.raw["server"]["base_urls"] = ["http://127.0.0.1:9"]
     files = [*two_datasets.output_dir.glob("*/raw_responses.jsonl"), *_exported_files(two_datasets)]
     before = {file: file.read_bytes() for file in files}
     done = two_datasets.run("--max-tokens-per-dataset", "1500")
@@ -246,21 +247,21 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
 def test_a_run_exits_2_only_where_every_failure_is_a_refusal(failures, code):
     """A failure that may pass by itself is worth the same command again; so is a run that has one."""
     failed = {str(number): failure for number, failure in enumerate(failures)}
-    assert exit_code_of(DatasetsFailedError(failed, RunReport(Path(), [], [], None))) == code
+    assert (
+        exit_code_of(DatasetsFailedError(failed, RunReport(Path(), [], [], None), datasets=len(failed)))
+        == code
+    )
     if len(failures) == 1:
         assert exit_code_of(failures[0]) == code
 
 
-def test_the_command_for_the_ui_names_the_settings_that_are_not_prefects_own(monkeypatch):
-    """The port that the run's server had and the home of its database, where they are others."""
+def test_the_command_for_the_ui_names_the_home_that_is_not_prefects_own(monkeypatch):
+    """The runs are in the database of PREFECT_HOME."""
     monkeypatch.setattr(sys, "executable", "/venv/bin/python")
-    ours = {PREFECT_HOME: Path.home() / ".prefect", PREFECT_SERVER_API_PORT: 4200}
-    with temporary_settings(ours):
-        assert start_command("http://127.0.0.1:4200") == "/venv/bin/prefect server start"
-    with temporary_settings({**ours, PREFECT_HOME: Path("/my home")}):
-        assert start_command("http://127.0.0.1:4201") == (
-            "PREFECT_HOME='/my home' PREFECT_SERVER_API_PORT=4201 /venv/bin/prefect server start"
-        )
+    with temporary_settings({PREFECT_HOME: Path.home() / ".prefect"}):
+        assert up_command() == "/venv/bin/draftmill up"
+    with temporary_settings({PREFECT_HOME: Path("/my home")}):
+        assert up_command() == "PREFECT_HOME='/my home' /venv/bin/draftmill up"
 
 
 def test_only_the_dataset_asked_for_runs(two_datasets):

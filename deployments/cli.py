@@ -1,0 +1,52 @@
+"""The `draftmill` command: what flows/cli.py has, and `up`, which stands above the flows."""
+
+from typing import Annotated
+
+import typer
+
+from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
+
+__all__ = ["main"]
+
+_UP_EPILOG = """\
+\b
+Environment:
+  PREFECT_API_URL    a Prefect server that runs already; without one, it is
+                     looked for at --port, and started there when it is not
+  PREFECT_HOME       where a server that is started keeps its runs (~/.prefect)
+  PREFECT_SERVER_DATABASE_CONNECTION_URL
+                     its database when that is Postgres:
+                     postgresql+asyncpg://user:password@host:5432/name
+  DRAFTMILL_API_KEY  the key of the SGLang servers, if they ask for one
+"""
+
+
+@app.command(epilog=_UP_EPILOG)
+def up(
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Of the Prefect server, where one has to be started.")
+    ] = 4200,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="RUNS", help="Runs at a time, of the pipeline and of datasets each.")
+    ] = 5,
+) -> None:
+    """Serve the deployments of prefect.yaml: start, watch, schedule and retry runs in the Prefect UI.
+
+    It stays until Ctrl-C or SIGTERM, which cancels the runs and saves. What it started is started again when
+    it dies.
+
+    Example: draftmill up, then open http://127.0.0.1:4200
+    """
+    set_up_prefect()
+    from flows.prefect_server import PrefectServerError, PrefectUrlError, find_api_url
+
+    say("starting; Prefect takes half a minute")
+    try:
+        api_url = find_api_url()
+        from deployments.up import run_up
+
+        run_up(api_url, port=port, limit=limit, say=say)
+    except PrefectUrlError as exc:
+        fail(str(exc), EXIT_BAD_INPUT)
+    except PrefectServerError as exc:
+        fail(str(exc), EXIT_FAILED)
