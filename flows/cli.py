@@ -186,30 +186,17 @@ def export(
     partial: Annotated[bool, typer.Option("--partial", help="Take incomplete datasets too.")] = False,
 ) -> None:
     """Write the training data again from what is on disk. Starts nothing."""
+    from flows.run_folder import check_exported, read_export_rules
     from tasks.core.export_files import ExportError
-    from tasks.core.run_file import read_run_file
-    from tasks.export import ExportRules, export_datasets
+    from tasks.export import export_datasets
 
     found = _collect_stats(output_dir)
     _check_folder(output_dir)
-    run_file = read_run_file(output_dir)
-    settings = {
-        "eval_fraction": 0.02,
-        "formats": ["parquet", "jsonl"],
-        **run_file["details"].get("export", {}),
-    }
-    rules = ExportRules(
-        eval_fraction=settings["eval_fraction"] if eval_fraction is None else eval_fraction,
-        seed=int(run_file["fingerprint"]["seed"]) if seed is None else seed,
-        formats=settings["formats"],
-        partial=partial,
-    )
+    rules = read_export_rules(output_dir, eval_fraction=eval_fraction, seed=seed, partial=partial)
     try:
-        report = export_datasets(output_dir, found, rules)
+        report = check_exported(export_datasets(output_dir, found, rules), output_dir)
     except ExportError as exc:
         fail(str(exc), EXIT_FAILED)
-    if report is None:
-        fail(f"{output_dir}: no dataset is complete; --partial exports what there is", EXIT_FAILED)
     typer.echo(f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}")
 
 
@@ -299,23 +286,14 @@ def _run_on_server(parameters: Any, ui: str | None) -> int:
 
 
 def _collect_stats(output_dir: Path) -> list[Any]:
-    from tasks.aggregate import DatasetPlan, collect_stats
-    from tasks.core.run_file import RunFolderError, read_run_file
+    from flows.run_folder import read_plans
+    from tasks.aggregate import collect_stats
+    from tasks.core.run_file import RunFolderError
 
     try:
-        run_file = read_run_file(output_dir)
+        plans = read_plans(output_dir)
     except RunFolderError as exc:
         fail(str(exc), EXIT_BAD_INPUT)
-    datasets = run_file.get("details", {}).get("datasets", {})
-    if not datasets:
-        fail(
-            f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets",
-            EXIT_BAD_INPUT,
-        )
-    plans = [
-        DatasetPlan(name, int(details["budget_tokens"]), details.get("max_samples"))
-        for name, details in datasets.items()
-    ]
     return collect_stats(output_dir, plans)
 
 

@@ -1,0 +1,60 @@
+"""What the folder of a run says about itself: which datasets it has, and how they are exported.
+
+Knows run.json's details; does not know Prefect's runs or the command line, which both ask here. Invariant:
+nothing is written, and no lock is held.
+"""
+
+from pathlib import Path
+
+from flows.parameters import Export
+from tasks.aggregate import DatasetPlan
+from tasks.core.export_files import ExportError
+from tasks.core.export_report import ExportReport
+from tasks.core.run_file import RunFolderError, read_run_file
+from tasks.export import ExportRules
+
+
+def read_plans(output_dir: Path) -> list[DatasetPlan]:
+    """What each dataset of a run was last meant to reach.
+
+    Raises:
+        RunFolderError: the folder is not one of a run, or its run.json is damaged.
+    """
+    datasets = read_run_file(output_dir).get("details", {}).get("datasets", {})
+    if not datasets:
+        raise RunFolderError(
+            f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets"
+        )
+    return [
+        DatasetPlan(name, int(details["budget_tokens"]), details.get("max_samples"))
+        for name, details in datasets.items()
+    ]
+
+
+def read_export_rules(
+    output_dir: Path, *, eval_fraction: float | None, seed: int | None, partial: bool
+) -> ExportRules:
+    """The rules that a run exports by; an eval_fraction or a seed of None is the run's own.
+
+    Raises:
+        RunFolderError: run.json is damaged.
+    """
+    run_file = read_run_file(output_dir)
+    settings = {**Export().model_dump(), **run_file["details"].get("export", {})}
+    return ExportRules(
+        eval_fraction=settings["eval_fraction"] if eval_fraction is None else eval_fraction,
+        seed=int(run_file["fingerprint"]["seed"]) if seed is None else seed,
+        formats=settings["formats"],
+        partial=partial,
+    )
+
+
+def check_exported(report: ExportReport | None, output_dir: Path) -> ExportReport:
+    """The report of an export that was made.
+
+    Raises:
+        ExportError: there was nothing to export.
+    """
+    if report is None:
+        raise ExportError(f"{output_dir}: no dataset is complete; partial (--partial) exports what there is")
+    return report
