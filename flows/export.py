@@ -1,0 +1,42 @@
+"""The training data of one run, written again by itself."""
+
+from pathlib import Path
+from typing import Annotated
+
+from prefect import flow
+from pydantic import Field
+
+from flows.logs import show_our_logs
+from flows.run_folder import check_exported, read_export_rules, read_plans
+from tasks.aggregate import aggregate_stats
+from tasks.core.export_report import ExportReport
+from tasks.core.run_file import check_run_folder
+from tasks.export import export_drafter_data
+
+
+@flow(name="export-drafter-data", flow_run_name="export of {output_dir}", persist_result=False)
+async def export_run_data(
+    output_dir: str,
+    eval_fraction: Annotated[float | None, Field(ge=0, lt=1)] = None,
+    seed: int | None = None,
+    partial: bool = False,
+) -> ExportReport:
+    """Count what is on disk of a run, then write its training data again from that.
+
+    Args:
+        output_dir: The folder of a run; a relative one starts in the folder that the flow runs in.
+        eval_fraction: Share of conversations held out for evaluation; empty is the run's own.
+        seed: Of the train/eval split; empty is the run's own.
+        partial: Export datasets that have not reached their budget too.
+
+    Raises:
+        RunFolderError: the folder is not one of a run, or cannot be written to.
+        ExportError: no dataset is complete, or another export is being written.
+    """
+    show_our_logs()
+    folder = Path(output_dir)
+    plans = read_plans(folder)
+    check_run_folder(folder)
+    rules = read_export_rules(folder, eval_fraction=eval_fraction, seed=seed, partial=partial)
+    stats = await aggregate_stats(folder, plans)
+    return check_exported(await export_drafter_data(folder, stats, rules), folder)
