@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectHTTPStatusError
 
 pytestmark = pytest.mark.prefect
 
@@ -38,10 +39,52 @@ def deployed(prefect_url):
 @pytest.mark.usefixtures("deployed")
 @pytest.mark.parametrize("name", ["generate-drafter-data/pipeline", "generate-dataset/dataset"])
 def test_a_flow_is_deployed_with_its_form(name):
-    """`prefect deploy --all` works, and the form has a sentence for each parameter."""
+    """`prefect deploy --all` works, and the form knows the parameters of a run."""
     deployment = asyncio.run(_read_deployment(name))
     definitions = deployment.parameter_openapi_schema["definitions"]
     fields = definitions["RunParameters"]["properties"]
     assert fields["max_tokens_per_dataset"]["description"].startswith("Budget of completion tokens")
     assert definitions["RunParameters"]["additionalProperties"] is False
-    assert [name for name, field in fields.items() if not field.get("description")] == []
+
+
+@pytest.mark.usefixtures("deployed")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generate-drafter-data/pipeline",
+        "generate-dataset/dataset",
+        "aggregate-stats/stats",
+        "export-drafter-data/export",
+    ],
+)
+def test_a_form_has_a_sentence_for_each_parameter(name):
+    """At the field itself, or at the section that it is; in every section too."""
+    schema = asyncio.run(_read_deployment(name)).parameter_openapi_schema
+    sections = schema.get("definitions", {})
+    assert schema["properties"]
+    for form in (schema, *sections.values()):
+        assert _list_undescribed(form["properties"], sections) == []
+
+
+def _list_undescribed(fields, sections):
+    def describe(field):
+        section = sections.get(field.get("$ref", "").rpartition("/")[2], {})
+        return field.get("description") or section.get("description")
+
+    return [name for name, field in fields.items() if not describe(field)]
+
+
+@pytest.mark.usefixtures("deployed")
+def test_the_form_of_an_export_knows_its_ranges():
+    """A share that cannot be held out is refused before a worker takes the run."""
+    deployment = asyncio.run(_read_deployment("export-drafter-data/export"))
+    share = deployment.parameter_openapi_schema["properties"]["eval_fraction"]["anyOf"][0]
+    assert (share["minimum"], share["exclusiveMaximum"]) == (0, 1)
+    assert deployment.parameter_openapi_schema["required"] == ["output_dir"]
+    with pytest.raises(PrefectHTTPStatusError, match=r"1\.5"):
+        asyncio.run(_trigger(deployment.id, {"output_dir": "x", "eval_fraction": 1.5}))
+
+
+async def _trigger(deployment_id, parameters):
+    async with get_client() as client:
+        return await client.create_flow_run_from_deployment(deployment_id, parameters=parameters)
