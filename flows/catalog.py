@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from flows.parameters import DatasetSettings, RunParameters
-from tasks.core.adapters import get_adapter
 from tasks.core.sources import SourceError, resolve_source
 
 CATALOG = Path(__file__).resolve().parent.parent / "datasets.toml"
@@ -94,14 +93,14 @@ def build_parameters(raw: Mapping[str, Any]) -> RunParameters:
     try:
         return RunParameters.model_validate(raw)
     except ValidationError as exc:
-        raise InputError(_explain(exc)) from exc
+        raise InputError(_explain(exc, raw.get("datasets"))) from exc
 
 
 def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -> RunParameters:
-    """Replace catalog names by their datasets and check every source and adapter.
+    """Replace catalog names by their datasets and check every source.
 
     Raises:
-        InputError: an unknown name, names that would share a folder, a missing source, an unknown adapter.
+        InputError: an unknown name, names that would share a folder, a missing source.
     """
     known = _read_catalog(catalog)
     datasets: list[str | DatasetSettings] = []
@@ -139,16 +138,18 @@ def _check_known(name: str, catalog: Path, known: Collection[str], *, in_file: C
 def _read_catalog(path: Path) -> dict[str, DatasetSettings]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: _absolute(DatasetSettings(name=name, **settings), path.parent)
-            for name, settings in data.items()
-        }
+        return {name: _read_entry(name, settings, path) for name, settings in data.items()}
     except FileNotFoundError:
         return {}
     except (tomllib.TOMLDecodeError, TypeError) as exc:
         raise InputError(f"catalog {path} cannot be read: {exc}") from exc
+
+
+def _read_entry(name: str, settings: dict[str, Any], catalog: Path) -> DatasetSettings:
+    try:
+        return _absolute(DatasetSettings(name=name, **settings), catalog.parent)
     except ValidationError as exc:
-        raise InputError(f"catalog {path}: {_explain(exc)}") from exc
+        raise InputError(f"catalog {catalog}: dataset {name!r}: {_explain(exc)}") from exc
 
 
 def _absolute(dataset: DatasetSettings, base: Path) -> DatasetSettings:
@@ -157,14 +158,20 @@ def _absolute(dataset: DatasetSettings, base: Path) -> DatasetSettings:
 
 def _check_dataset(dataset: DatasetSettings) -> None:
     try:
-        get_adapter(dataset.adapter)
         resolve_source(dataset.source, base=Path.cwd())
     except (SourceError, ValueError) as exc:
         raise InputError(f"dataset {dataset.name!r}: {exc}") from exc
 
 
-def _explain(exc: ValidationError) -> str:
-    lines = [_explain_one(error) for error in exc.errors(include_url=False) if not _is_other_way(error)]
+def _explain(exc: ValidationError, datasets: object = None) -> str:
+    """A line per wrong field; in one of these raw datasets it is named by that, if it has a name."""
+    names: dict[int | str, str] = {
+        place: dataset["name"]
+        for place, dataset in enumerate(datasets if isinstance(datasets, list) else [])
+        if isinstance(dataset, dict) and isinstance(dataset.get("name"), str)
+    }
+    errors = exc.errors(include_url=False)
+    lines = [_explain_one(error, names) for error in errors if not _is_other_way(error)]
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -180,8 +187,8 @@ def _is_no_name(error: ErrorDetails) -> bool:
     return error["type"] == "string_type" and error["loc"][-1] == "str"
 
 
-def _explain_one(error: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in error["loc"] if part != "DatasetSettings") or "parameters"
+def _explain_one(error: ErrorDetails, names: Mapping[int | str, str]) -> str:
+    where = _locate(error["loc"], names)
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown parameter; check its spelling with draftmill run --help-parameters"
     if error["type"] == "missing":
@@ -193,3 +200,10 @@ def _explain_one(error: ErrorDetails) -> str:
         where = where.removesuffix(".str")
         wanted = "Input should be a name from the catalog or a mapping with name, source and adapter"
     return f"{where}: {wanted} (it is {error['input']!r})"
+
+
+def _locate(loc: tuple[int | str, ...], names: Mapping[int | str, str]) -> str:
+    parts = [str(part) for part in loc if part != "DatasetSettings"]
+    if loc[:1] == ("datasets",) and len(parts) > 2 and parts[2] != "name" and loc[1] in names:
+        return f"dataset {names[loc[1]]!r}: {'.'.join(parts[2:])}"
+    return ".".join(parts) or "parameters"

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+AdapterName = Literal["glaive", "messages", "opencodeinstruct", "ultrachat"]  # spelled out: a form's choices
 _NAMES_OF_OURS = ("export", "run.json", "stats.json", "stats.parquet", "server.log", "prefect.log")
 
 
@@ -108,7 +109,7 @@ class DatasetSettings(_Section):
     """Names the folder under output_dir."""
     source: str
     """File, folder or glob of JSONL or parquet files; a relative path starts at the parameter file."""
-    adapter: str
+    adapter: AdapterName
     """Which row format the source has (messages, glaive, opencodeinstruct, ultrachat)."""
     budget_tokens: int | None = Field(None, ge=1)
     """Completion tokens for this dataset; empty means max_tokens_per_dataset."""

@@ -60,11 +60,11 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(offline):
     ("settings", "words"),
     [
         ({"source": "gone.jsonl"}, ["'a'", "gone.jsonl"]),
-        ({"adapter": "mesages"}, ["'a'", "'mesages'", "messages"]),
+        ({"adapter": "mesages"}, ["dataset 'a': adapter: ", "'glaive', 'messages', ", "(it is 'mesages')"]),
         ({"name": "../evil"}, ["datasets.0", "'../evil'"]),
         ({"name": "Export"}, ["datasets.0.name", "'Export'"]),
         ({"source": "a.xlsx"}, ["'a'", "a.xlsx", ".jsonl"]),
-        ({"budget_tokens": -5}, ["budget_tokens", "-5"]),
+        ({"budget_tokens": -5}, ["dataset 'a': budget_tokens", "-5"]),
     ],
 )
 def test_a_wrong_dataset_is_named(offline, settings, words):
@@ -77,7 +77,9 @@ def test_a_wrong_dataset_is_named(offline, settings, words):
 @pytest.mark.parametrize(
     ("dataset", "line"),
     [
-        ({"name": "x", "adapter": "messages"}, "datasets.0.source: missing"),
+        ({"name": "x", "adapter": "messages"}, "dataset 'x': source: missing"),
+        ({"source": "a.jsonl", "adapter": "messages"}, "datasets.0.name: missing"),
+        ({"name": "x", "source": "a.jsonl", "adapter": "mesages"}, "dataset 'x': adapter: Input should be"),
         (5, "datasets.0: Input should be a name from the catalog or a mapping"),
     ],
 )
@@ -102,9 +104,9 @@ def test_a_url_for_the_embedded_mode_is_refused(offline):
 
 
 def test_a_dataset_asked_for_twice_is_taken_once(offline):
-    """Repeating the flag is no mistake: the run gets as far as its adapter."""
-    offline.raw["datasets"][0]["adapter"] = "mesages"
-    _assert_refused(offline.run("--dataset", "a", "--dataset", "a"), "'mesages'")
+    """Repeating the flag is no mistake: the run gets as far as its source."""
+    offline.raw["datasets"][0]["source"] = "gone.jsonl"
+    _assert_refused(offline.run("--dataset", "a", "--dataset", "a"), "gone.jsonl")
 
 
 def test_a_dataset_that_is_not_there_is_named_with_those_that_are(offline):
@@ -186,8 +188,9 @@ def test_a_source_is_found_from_the_parameter_file(offline):
     inner = offline.folder / "inner"
     inner.mkdir()
     write_prompts(inner / "b.jsonl", 2)
-    (inner / "p.yaml").write_text("datasets: [{name: b, source: b.jsonl, adapter: mesages}]")
-    _assert_refused(offline.call("run", "--param-file", "inner/p.yaml"), "'mesages'")
+    (inner / "p.yaml").write_text("datasets: [{name: b, source: b.jsonl, adapter: messages}]")
+    done = offline.call("run", "--param-file", "inner/p.yaml", "--output-dir", "/proc")
+    _assert_refused(done, "'/proc' cannot be written to")  # which is looked at after the sources
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

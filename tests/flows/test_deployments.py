@@ -45,6 +45,7 @@ def test_a_flow_is_deployed_with_its_form(name):
     fields = definitions["RunParameters"]["properties"]
     assert fields["max_tokens_per_dataset"]["description"].startswith("Budget of completion tokens")
     assert definitions["RunParameters"]["additionalProperties"] is False
+    assert "messages" in definitions["DatasetSettings"]["properties"]["adapter"]["enum"]
 
 
 @pytest.mark.usefixtures("deployed")
