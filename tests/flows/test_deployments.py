@@ -1,25 +1,24 @@
 """prefect.yaml deploys on a real server, and its form knows every parameter."""
 
 import asyncio
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectHTTPStatusError
+from served_support import ROOT, read_children, read_run, trigger, wait_for_end
 
 pytestmark = pytest.mark.prefect
 
-ROOT = Path(__file__).parents[2]
+
+POOLS = ("pipeline", "datasets")
+PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
 
 
 def _prefect(*argv):
-    command = [sys.executable, "-m", "prefect", "--no-prompt", *argv]
-    env = {**os.environ, "DRAFTMILL_HOME": str(ROOT)}
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+        [*PREFECT, *argv], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -32,7 +31,8 @@ async def _read_deployment(name):
 @pytest.fixture(scope="module")
 def deployed(prefect_url):
     """Everything in prefect.yaml."""
-    _prefect("work-pool", "create", "pipeline", "--type", "process", "--overwrite")
+    for pool in POOLS:
+        _prefect("work-pool", "create", pool, "--type", "process", "--overwrite")
     _prefect("deploy", "--all")
 
 
@@ -53,6 +53,7 @@ def test_a_flow_is_deployed_with_its_form(name):
     "name",
     [
         "generate-drafter-data/pipeline",
+        "generate-drafter-data/demo",
         "generate-dataset/dataset",
         "aggregate-stats/stats",
         "export-drafter-data/export",
@@ -89,3 +90,39 @@ def test_the_form_of_an_export_knows_its_ranges():
 async def _trigger(deployment_id, parameters):
     async with get_client() as client:
         return await client.create_flow_run_from_deployment(deployment_id, parameters=parameters)
+
+
+@pytest.mark.usefixtures("deployed")
+def test_the_nightly_schedule_waits_to_be_turned_on():
+    """Deploying starts nothing."""
+    [schedule] = asyncio.run(_read_deployment("generate-drafter-data/pipeline")).schedules
+    assert (schedule.slug, schedule.schedule.cron, schedule.active) == ("nightly", "0 1 * * *", False)
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """A worker for each pool, on this machine."""
+    started = []
+    for pool in POOLS:
+        with (tmp_path / f"worker-{pool}.log").open("wb") as log:
+            argv = [*PREFECT, "worker", "start", "--pool", pool]
+            started.append(subprocess.Popen(argv, cwd=tmp_path, stdout=log, stderr=log))
+    yield
+    for worker in started:
+        worker.terminate()
+    for worker in started:
+        worker.wait(120)
+
+
+@pytest.mark.usefixtures("deployed", "workers")
+def test_workers_run_the_pipeline_and_its_datasets(runner, fake_server):
+    """Each in its pool; the pipeline's run ends Completed with its data exported."""
+    runner.raw["server"]["base_urls"] = [fake_server()]
+    runner.add_dataset("a", prompts=30)
+    runner.raw["datasets"][0]["source"] = str(runner.folder / "a.jsonl")
+    run = trigger("generate-drafter-data/pipeline", {"parameters": runner.raw})
+    assert wait_for_end(run).is_completed()
+    assert len({row["id"] for row in runner.rows("a")}) == len(runner.rows("a")) == 30
+    assert (runner.output_dir / "export" / "manifest.json").exists()
+    [dataset] = read_children(run).values()
+    assert (read_run(run).work_pool_name, dataset.work_pool_name) == POOLS
