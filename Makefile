@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-live chaos check unit bench bench-quick lock clean
+.PHONY: help demo test test-live test-ui failures chaos check unit bench bench-quick lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,12 @@ test-live: $(DEV_STAMP) ## Tests on a real SGLang server: SGLANG_URL=http://...,
 
 chaos: $(DEV_STAMP) ## Kill a run 50 times on a failing server, count every prompt: make chaos DRAFTMILL_KILL_SEED=2
 	$(BIN)/python -m pytest tests/flows/test_kill.py -m chaos
+
+failures: $(DEV_STAMP) ## What may break under a deployed run and must lose nothing (about 15 minutes)
+	$(BIN)/python -m pytest tests/flows -m failures
+
+test-ui: $(DEV_STAMP) ## Drive the Prefect UI in headless Chromium (CHROMIUM=/usr/bin/chromium)
+	$(BIN)/python -m pytest tests/ui -m ui
 
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q

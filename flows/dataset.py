@@ -20,15 +20,23 @@ from tasks.session import find_session
 async def generate_dataset(parameters: RunParameters, dataset: DatasetSettings) -> GenerationResult:
     """Bring one dataset to its budget: as part of a run around it, or by itself."""
     show_our_logs()
-    [dataset] = list_datasets(complete_parameters(parameters.model_copy(update={"datasets": [dataset]})))
+    place = find_place(parameters, dataset)
+    parameters = parameters.model_copy(update={"datasets": [dataset]})
+    [dataset] = list_datasets(complete_parameters(parameters))
     async with stay_until_heard():
         if find_session() is None and (found := await find_finished(parameters, [dataset])):
             return found[dataset.name]
-        return await _generate(parameters, dataset)
+        return await _generate(parameters, dataset, place)
 
 
-async def _generate(parameters: RunParameters, dataset: DatasetSettings) -> GenerationResult:
-    async with join_run(parameters) as session:
+def find_place(parameters: RunParameters, dataset: DatasetSettings) -> int:
+    """Where the dataset stands among those of the run; at the end when it is none of them."""
+    names = [one if isinstance(one, str) else one.name for one in parameters.datasets]
+    return names.index(dataset.name) if dataset.name in names else len(names)
+
+
+async def _generate(parameters: RunParameters, dataset: DatasetSettings, place: int) -> GenerationResult:
+    async with join_run(parameters, place=place) as session:
         await prepare_prompts(to_prepare_request(parameters, dataset, session.fingerprint))
         generate = generate_responses.with_options(
             retries=parameters.dataset_retries, retry_delay_seconds=parameters.dataset_retry_delay_s

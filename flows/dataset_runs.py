@@ -101,9 +101,11 @@ async def _start(
 
 
 def _parameters_of(parameters: RunParameters, dataset: DatasetSettings) -> dict[str, Any]:
-    """What the flow of one dataset is started with; its process may have another working directory."""
-    output_dir = str(Path(parameters.output_dir).resolve())
-    own = parameters.model_copy(update={"datasets": [dataset], "output_dir": output_dir})
+    """What the flow of one dataset is started with; its process may have another working directory.
+
+    All datasets of the run are named there, for their order.
+    """
+    own = parameters.model_copy(update={"output_dir": str(Path(parameters.output_dir).resolve())})
     return {"parameters": own.model_dump(mode="json"), "dataset": dataset.model_dump(mode="json")}
 
 

@@ -27,28 +27,31 @@ from tasks.warm_up import WarmUpRules, close_session, warm_up_server
 
 
 @contextlib.asynccontextmanager
-async def join_run(parameters: RunParameters) -> AsyncIterator[Session]:
-    """The session of the run around us; one of our own for a dataset that is run by itself."""
+async def join_run(parameters: RunParameters, *, place: int = 0) -> AsyncIterator[Session]:
+    """The session of the run around us; one of our own for a dataset that is run by itself.
+
+    It then takes turns with the datasets of other processes in output_dir, as the `place`-th of them.
+    """
     if session := find_session():
         yield session
         return
-    async with open_run(parameters, turns_folder=Path(parameters.output_dir)) as session:
+    turns = {"turns_folder": Path(parameters.output_dir), "turn_place": place}
+    async with open_run(parameters, **turns) as session:
         yield session
 
 
 @contextlib.asynccontextmanager
-async def open_run(parameters: RunParameters, *, turns_folder: Path | None = None) -> AsyncIterator[Session]:
+async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Session]:
     """A checked server and a session on it, for the datasets of the block.
 
-    With a turns_folder they take turns with the datasets of other processes there.
+    `turns` are the fields of WarmUpRules for datasets that take turns between processes.
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
         PreflightError, NotReady, TokenizerError, EmbeddedError: the run could not succeed.
     """
     async with open_server(parameters) as base_urls:
-        rules = replace(to_warm_up_rules(parameters, base_urls), turns_folder=turns_folder)
-        session = await warm_up_server(rules)
+        session = await warm_up_server(replace(to_warm_up_rules(parameters, base_urls), **turns))
         try:
             record_run(parameters, session.fingerprint)
             resources = session.resources

@@ -52,33 +52,45 @@ class Turn:
 class ProcessTurn(Turn):
     """The same for datasets in processes of their own: as many lock files as there are turns.
 
-    The kernel frees a lock when its holder dies, however it dies. Nobody keeps the order of the waiting ones,
-    and each process has a window of its own, so that a turn is worth handing on only at the drain.
+    The kernel frees a lock when its holder dies, however it dies. Of those that wait the lowest `place` is
+    next. Each process has a window of its own, so that a turn is worth handing on only at the drain.
     """
 
     shares_window = False
 
-    def __init__(self, folder: Path, at_once: int) -> None:
+    def __init__(self, folder: Path, at_once: int, place: int = 0) -> None:
         super().__init__(1)
-        self._paths = [folder / f"turn-{number}.lock" for number in range(at_once)]
+        self._turns = [folder / f"turn-{number}.lock" for number in range(at_once)]
+        self._waiting = [folder / f"turn-wait-{number}.lock" for number in range(place + 1)]
 
     @contextlib.asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Callable[[], None]]:
         """Wait for a turn; the given function hands it on early, at most once."""
         async with super().hold(name):
             held = contextlib.ExitStack()
-            while not any(self._take(path, held) for path in self._paths):  # noqa: ASYNC110  other processes
-                await asyncio.sleep(LOOK_EVERY_S)
+            with contextlib.ExitStack() as waiting:
+                *before, own = self._waiting
+                shown = False
+                while any(map(_is_taken, before)) or not any(_take(turn, held) for turn in self._turns):
+                    shown = shown or _take(own, waiting)
+                    await asyncio.sleep(LOOK_EVERY_S)
             with held:
                 yield held.close
 
-    @staticmethod
-    def _take(path: Path, held: contextlib.ExitStack) -> bool:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        held.callback(os.close, fd)
-        return True
+
+def _take(path: Path, held: contextlib.ExitStack) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return False
+    held.callback(os.close, fd)
+    return True
+
+
+def _is_taken(path: Path) -> bool:
+    if not path.exists():
+        return False
+    with contextlib.ExitStack() as held:
+        return not _take(path, held)

@@ -41,7 +41,8 @@ class PreflightError(ValueError):
 class WarmUpRules:
     """What to open a session with: the servers, the model asked for and how it will be used.
 
-    `turns_folder` is where datasets in processes of their own take turns; None when all are in this one.
+    `turns_folder` is where datasets in processes of their own take turns, None when all are in this one;
+    `turn_place` is this one's place among them.
     """
 
     base_urls: Sequence[str]
@@ -54,6 +55,7 @@ class WarmUpRules:
     seed: int
     concurrent_datasets: int = 1
     turns_folder: Path | None = None
+    turn_place: int = 0
     ready_timeout_s: float = 120.0
     request_timeout_s: float = 3600.0
     stall_timeout_s: float = STALL_TIMEOUT_S
@@ -120,7 +122,7 @@ async def open_session(rules: WarmUpRules) -> Session:
 def _make_turn(rules: WarmUpRules) -> Turn:
     if rules.turns_folder is None:
         return Turn(rules.concurrent_datasets)
-    return ProcessTurn(rules.turns_folder, rules.concurrent_datasets)
+    return ProcessTurn(rules.turns_folder, rules.concurrent_datasets, rules.turn_place)
 
 
 async def close_session(session: Session) -> None:

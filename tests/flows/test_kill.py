@@ -107,6 +107,7 @@ def options(tokenizer_folder, dataset, store, url):
     ]
 
 
+@pytest.mark.failures
 @pytest.mark.parametrize(
     ("kills", "prompts"), [(6, 300), pytest.param(50, 2000, marks=pytest.mark.chaos)], ids=["small", "large"]
 )

@@ -1,6 +1,7 @@
 """Runs of deployments: each dataset a run of its own, retried by itself, whatever becomes of the others."""
 
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 from served_support import (
     PIPELINE,
     read_children,
@@ -11,6 +12,8 @@ from served_support import (
     wait_for_child,
     wait_for_end,
 )
+
+from tasks.core.folder_lock import RUN_LOCK, hold_folder_lock
 
 pytestmark = pytest.mark.prefect
 
@@ -75,3 +78,43 @@ def test_a_failed_dataset_is_retried_by_itself_and_then_its_parent(runner, param
         "generate-c": 1,
     }
     assert (runner.output_dir / "export" / "manifest.json").exists()
+
+
+@pytest.mark.usefixtures("served")
+def test_a_scheduled_run_that_finds_another_at_work_is_skipped(runner, parameters):
+    """It is no alarm: neither Failed nor a second writer. A run that a person starts is refused."""
+    with hold_folder_lock(runner.output_dir, RUN_LOCK):
+        scheduled = trigger(PIPELINE, {"parameters": parameters}, tags=["auto-scheduled"])
+        started = trigger(PIPELINE, {"parameters": parameters})
+        state = wait_for_end(scheduled)
+        assert (state.name, state.is_cancelled()) == ("Skipped", True)
+        assert "is being written by process" in state.message
+        state = wait_for_end(started)
+        assert state.is_failed()
+        assert "is being written by process" in state.message
+    assert not (runner.output_dir / "a").exists()
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"max_tokens_per_dataset": 0}, "0 is less than the minimum of 1"),
+        ({"max_tokens": 5}, "'max_tokens' was unexpected"),
+        ({"budget_policy": "guess"}, "'guess' is not one of"),
+    ],
+)
+def test_a_bad_parameter_is_refused_before_there_is_a_run(parameters, changed, says):
+    """The server checks the form's schema."""
+    with pytest.raises(PrefectHTTPStatusError) as refused:
+        trigger(PIPELINE, {"parameters": {**parameters, **changed}})
+    assert says in refused.value.response.text
+
+
+@pytest.mark.usefixtures("served")
+def test_what_the_schema_cannot_know_fails_at_once(parameters):
+    """A dataset that no catalog has, and a name beside `parameters`, in the state's message."""
+    unknown = trigger(PIPELINE, {"parameters": {**parameters, "datasets": ["B99_none"]}})
+    beside = trigger(PIPELINE, {"parameters": parameters, "budget": 5})
+    assert "dataset 'B99_none' is not in the catalog" in wait_for_end(unknown).message
+    assert "budget" in wait_for_end(beside).message

@@ -175,11 +175,11 @@ def test_never_more_than_at_once_hold_a_turn_and_none_is_lost(at_once, moves):
     run_crew(at_once, body)
 
 
-def hold_in_a_process(folder, at_once, name):
+def hold_in_a_process(folder, at_once, name, place):
     """Take a turn, say so in a file, hold it until it is killed."""
 
     async def hold():
-        async with ProcessTurn(folder, at_once).hold(name):
+        async with ProcessTurn(folder, at_once, place).hold(name):
             (folder / name).touch()
             await asyncio.Event().wait()
 
@@ -191,8 +191,8 @@ def start_process(tmp_path):
     """Start a process that wants a turn."""
     spawn, processes = multiprocessing.get_context("spawn"), []
 
-    def start(name, at_once):
-        process = spawn.Process(target=hold_in_a_process, args=(tmp_path, at_once, name))
+    def start(name, at_once, place=0):
+        process = spawn.Process(target=hold_in_a_process, args=(tmp_path, at_once, name, place))
         process.start()
         processes.append(process)
         return process
@@ -220,6 +220,23 @@ def test_processes_take_turns_and_a_killed_one_leaves_its(tmp_path, start_proces
     assert not (tmp_path / "next").exists()
     holders["a"].kill()
     wait_until((tmp_path / "next").exists)
+
+
+def test_of_waiting_processes_the_first_place_is_next(tmp_path, start_process):
+    """Whoever came first; a place that was killed while it waited is passed over."""
+    holder = start_process("holder", 1)
+    wait_until((tmp_path / "holder").exists)
+    waiting = {place: start_process(f"at {place}", 1, place) for place in (3, 2, 1)}
+    wait_until(lambda: all((tmp_path / f"turn-wait-{place}.lock").exists() for place in waiting))
+    waiting[1].kill()
+    waiting[1].join()
+    time.sleep(3 * LOOK_EVERY_S)
+    holder.kill()
+    wait_until((tmp_path / "at 2").exists)
+    time.sleep(3 * LOOK_EVERY_S)
+    assert not (tmp_path / "at 3").exists()
+    waiting[2].kill()
+    wait_until((tmp_path / "at 3").exists)
 
 
 def test_a_turn_between_processes_is_handed_on_early(tmp_path, start_process):
