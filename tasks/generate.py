@@ -4,7 +4,6 @@ Knows Prefect's side of generation: which failures are worth a retry, and what t
 done in `tasks.generation`.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -12,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+from prefect.artifacts import ProgressArtifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.exceptions import MissingContextError
 
 from serving.errors import ServerMisconfigured
+from tasks.artifacts import KeptArtifact, artifact_key, show_beside
 from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
 from tasks.core.append_file import AppendError
 from tasks.core.folder_lock import FolderLockedError
@@ -77,43 +76,17 @@ class _Progress:
 
 @contextlib.asynccontextmanager
 async def _show_progress(name: str) -> AsyncIterator[_Progress]:
-    progress = _Progress()
-    side = asyncio.create_task(_keep_artifact(name, progress))
-    try:
+    progress, kept = _Progress(), KeptArtifact()
+
+    async def show(_ended: bool) -> None:
+        if (status := progress.latest) is not None:
+            await kept.write(
+                ProgressArtifact(
+                    progress=min(100.0, 100.0 * status.share),
+                    key=artifact_key("progress", name),
+                    description=status.to_line(),
+                )
+            )
+
+    async with show_beside(show, every_s=ARTIFACT_EVERY_S):
         yield progress
-    finally:
-        side.cancel()
-        await asyncio.gather(side, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ARTIFACT_EVERY_S):
-                await _write_artifact(name, progress, None)
-
-
-async def _keep_artifact(name: str, progress: _Progress) -> None:
-    artifact: Any = None
-    while True:
-        artifact = await _write_artifact(name, progress, artifact)
-        await asyncio.sleep(ARTIFACT_EVERY_S)
-
-
-async def _write_artifact(name: str, progress: _Progress, artifact: Any) -> Any:
-    """Create or update the artifact; whatever Prefect's server does meanwhile is none of our business."""
-    status = progress.latest
-    if status is None:
-        return artifact
-    share, text = min(100.0, 100.0 * status.share), status.to_line()
-    try:
-        if artifact is not None:
-            await aupdate_progress_artifact(artifact, share, description=text)
-            return artifact
-        return await acreate_progress_artifact(share, key=artifact_key("progress", name), description=text)
-    except MissingContextError:
-        return artifact
-    except Exception as exc:  # noqa: BLE001  shown, not needed: generation goes on without it
-        logger.debug("progress artifact of %s not written: %s", name, exc)
-        return artifact
-
-
-def artifact_key(kind: str, name: str) -> str:
-    """A key as Prefect wants them: lowercase letters, numbers and dashes."""
-    return "".join(char if char.isalnum() else "-" for char in f"{kind}-{name}".lower()).strip("-")
