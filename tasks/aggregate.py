@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
@@ -11,20 +10,11 @@ from prefect.artifacts import acreate_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.core.prepare import read_report
-from tasks.core.stats import DatasetStats, total_stats
+from tasks.core.stats import DatasetPlan, DatasetStats, total_stats
 from tasks.core.stats_scan import scan_dataset
 from tasks.core.stats_views import stats_rows, write_stats
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetPlan:
-    """What a dataset was meant to reach."""
-
-    name: str
-    budget_tokens: int
-    max_samples: int | None = None
 
 
 @task(name="aggregate-stats", cache_policy=NO_CACHE, persist_result=False)

@@ -17,6 +17,15 @@ TOTAL = "total"
 Key = TypeVar("Key", str, int)
 
 
+@dataclass(frozen=True, slots=True)
+class DatasetPlan:
+    """What a dataset was meant to reach."""
+
+    name: str
+    budget_tokens: int
+    max_samples: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthQuantiles:
     """completion_tokens per row; each quantile is a length that occurred."""

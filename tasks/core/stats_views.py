@@ -6,7 +6,7 @@ shows the same figures.
 
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,11 @@ def stats_table(stats: Sequence[DatasetStats]) -> Table:
     return table
 
 
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Counts by name, as one cell of a table."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
 def _fields(stats: DatasetStats) -> dict[str, Any]:
     fields = dataclasses.asdict(stats)
     del fields["length_counts"]
@@ -120,15 +125,11 @@ def _row(stats: DatasetStats) -> dict[str, str]:
         "completion tokens": f"{stats.completion_tokens:,}",
         "budget": "" if stats.budget_tokens is None else f"{stats.budget_tokens:,}",
         "reached": "" if stats.budget_share is None else f"{stats.budget_share:.1%}",
-        "finish reasons": _breakdown(stats.finish_reasons),
+        "finish reasons": format_counts(stats.finish_reasons),
         "length p5/p50/p95/max": f"{lengths.p5}/{lengths.p50}/{lengths.p95}/{lengths.max}" if lengths else "",
         "mean": f"{lengths.mean:,.0f}" if lengths else "",
         "empty": f"{stats.empty:,}",
-        "set aside": _breakdown(stats.rejected),
+        "set aside": format_counts(stats.rejected),
         "retries": f"{stats.retries:,}",
         "tokens/s": "" if stats.tokens_per_s is None else f"{stats.tokens_per_s:,.0f}",
     }
-
-
-def _breakdown(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())

@@ -1,0 +1,295 @@
+"""How far a run is: each dataset and the whole, from their checkpoints.
+
+Knows what one checkpoint says and what has changed since the earlier ones; does not know where they are
+kept, nor the logs behind them. Invariant: only tokens between two checkpoints that were both saved while
+somebody watched count as speed, so that what a resumed dataset had on disk does not.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tasks.core.prepare import PrepareReport
+from tasks.core.progress import CheckpointMismatchError, Progress
+from tasks.core.stats import TOTAL, DatasetPlan, dataset_status, parse_time
+from tasks.core.stats_views import format_counts
+
+SPEED_WINDOW_S = 60.0
+FRESH_S = 15.0  # three checkpoints: one that is not older belongs to a dataset that is being generated
+SILENT_S = 60.0
+
+State = Literal["waiting", "generating", "stopped", "complete", "exhausted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetProgress:
+    """One dataset, or the total of several, as of its last checkpoint.
+
+    `prompts` is None before they are prepared. `rejected` counts the lines of rejected.jsonl by reason.
+    `left_tokens` is what is still expected: up to the budget, or less where the prompts or the sample cap
+    end first. `tokens_per_s` is 0 where it is not known yet.
+    """
+
+    name: str
+    state: State
+    rows: int
+    prompts: int | None
+    completion_tokens: int
+    budget_tokens: int
+    left_tokens: float
+    finish_reasons: dict[str, int]
+    rejected: dict[str, int]
+    tokens_per_s: float
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.state in ("complete", "exhausted")
+
+    @property
+    def share(self) -> float:
+        """Completed tokens over the budget, 0 to 1 and beyond."""
+        return self.completion_tokens / self.budget_tokens if self.budget_tokens else 1.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the end at the present speed; None when nothing moves."""
+        if self.left_tokens <= 0:
+            return 0.0
+        return self.left_tokens / self.tokens_per_s if self.tokens_per_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """All datasets of a run, in its order."""
+
+    datasets: tuple[DatasetProgress, ...]
+
+    @property
+    def percent(self) -> float:
+        """0 to 100: a dataset counts up to its budget, and all of it once it is done."""
+        budget = sum(one.budget_tokens for one in self.datasets)
+        counted = sum(one.budget_tokens if one.is_done else one.completion_tokens for one in self.datasets)
+        return 100.0 * counted / budget if budget else 100.0
+
+    @property
+    def total(self) -> DatasetProgress:
+        """All datasets as one: generating while one of them is, done when all are."""
+        prompts = [one.prompts for one in self.datasets if one.prompts is not None]
+        return DatasetProgress(
+            name=TOTAL,
+            state=_total_state([one.state for one in self.datasets]),
+            rows=sum(one.rows for one in self.datasets),
+            prompts=sum(prompts) if prompts else None,
+            completion_tokens=sum(one.completion_tokens for one in self.datasets),
+            budget_tokens=sum(one.budget_tokens for one in self.datasets),
+            left_tokens=sum(one.left_tokens for one in self.datasets),
+            finish_reasons=_add(one.finish_reasons for one in self.datasets),
+            rejected=_add(one.rejected for one in self.datasets),
+            tokens_per_s=sum(one.tokens_per_s for one in self.datasets),
+        )
+
+    def to_line(self) -> str:
+        """One line for a progress bar."""
+        total, done = self.total, sum(one.is_done for one in self.datasets)
+        line = (
+            f"{total.completion_tokens:,} of {total.budget_tokens:,} tokens, "
+            f"{done} of {len(self.datasets)} datasets done"
+        )
+        if total.is_done:
+            return line
+        return f"{line}, {total.tokens_per_s:,.0f} tok/s, ETA {format_duration(total.eta_s)}"
+
+    def to_rows(self) -> list[dict[str, str]]:
+        """A line per dataset and one for the total, as text: the rows of a Prefect table artifact."""
+        return [_to_row(one) for one in (*self.datasets, self.total)]
+
+
+class DatasetWatch:
+    """Looks at one dataset again and again; keeps the checkpoints of the last minute."""
+
+    def __init__(self, plan: DatasetPlan) -> None:
+        self.plan = plan
+        self._looked = False
+        self._before: str | None = None  # when the checkpoint was saved that the first look found
+        self._latest: _Reading | None = None
+        self._recent: list[_Reading] = []
+        self._changed_at_s: float | None = None
+
+    def look(
+        self,
+        checkpoint: Mapping[str, Any] | None,
+        report: PrepareReport | None,
+        *,
+        at_s: float,
+        ended: bool = False,
+    ) -> DatasetProgress:
+        """What a checkpoint says, in the light of the earlier ones.
+
+        Args:
+            checkpoint: what `Progress.to_checkpoint` wrote; None where there is none, or none could be had:
+                what is known stays then.
+            report: of the dataset's preparation; a checkpoint of other prompts does not count.
+            at_s: seconds since 1970, by the clock of whoever looks.
+            ended: nothing generates any more; a dataset that is not done has stopped.
+        """
+        if report is None or (self._latest is not None and self._latest.prompts_key != report.key):
+            self._latest = None
+        if report is not None and checkpoint is not None:
+            self._latest = self._read(checkpoint, report) or self._latest
+        self._note(at_s)
+        return self._describe(report, at_s, ended=ended)
+
+    def _read(self, checkpoint: Mapping[str, Any], report: PrepareReport) -> "_Reading | None":
+        known = self._latest
+        if known is not None and known.sha256 == checkpoint.get("sha256"):
+            return known  # at a million prompts it takes 25 ms to read one
+        try:
+            return _Reading.of(checkpoint, report)
+        except (CheckpointMismatchError, KeyError, TypeError, ValueError):
+            return None
+
+    def _note(self, at_s: float) -> None:
+        latest = self._latest
+        if not self._looked:
+            self._looked, self._before = True, latest.saved_at if latest else None
+            return
+        if latest is None or latest.saved_at == self._before:
+            return
+        last = self._recent[-1] if self._recent else None
+        if latest is last:
+            return
+        self._changed_at_s = at_s
+        if last is not None and latest.saved_at_s < last.saved_at_s:
+            self._recent.clear()  # another machine's clock
+        elif last is not None and latest.saved_at_s == last.saved_at_s:
+            self._recent.pop()
+        oldest_s = latest.saved_at_s - SPEED_WINDOW_S
+        self._recent = [one for one in self._recent if one.saved_at_s >= oldest_s]
+        self._recent.append(latest)
+
+    def _describe(self, report: PrepareReport | None, at_s: float, *, ended: bool) -> DatasetProgress:
+        plan, prompts = self.plan, None if report is None else report.prompts
+        latest = self._latest or _NOTHING
+        status = dataset_status(
+            rows=latest.rows,
+            completion_tokens=latest.completion_tokens,
+            settled=latest.settled,
+            prompts=prompts,
+            budget_tokens=plan.budget_tokens,
+            max_samples=plan.max_samples,
+        )
+        state = self._state(at_s, ended=ended) if status == "incomplete" else status
+        return DatasetProgress(
+            name=plan.name,
+            state=state,
+            rows=latest.rows,
+            prompts=prompts,
+            completion_tokens=latest.completion_tokens,
+            budget_tokens=plan.budget_tokens,
+            left_tokens=_left_tokens(plan, latest, prompts) if status == "incomplete" else 0.0,
+            finish_reasons=latest.finish_reasons,
+            rejected=latest.rejected,
+            tokens_per_s=self._speed() if state == "generating" else 0.0,
+        )
+
+    def _state(self, at_s: float, *, ended: bool) -> State:
+        if ended:
+            return "stopped"
+        if self._changed_at_s is not None:
+            return "generating" if at_s - self._changed_at_s < SILENT_S else "stopped"
+        is_fresh = self._latest is not None and abs(at_s - self._latest.saved_at_s) < FRESH_S
+        return "generating" if is_fresh else "waiting"
+
+    def _speed(self) -> float:
+        """Tokens per second over the last minute of checkpoints, which tell whole seconds."""
+        if len(self._recent) < 2:
+            return 0.0
+        first, last = self._recent[0], self._recent[-1]
+        tokens = last.completion_tokens - first.completion_tokens
+        return max(0.0, tokens / (last.saved_at_s - first.saved_at_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """The figures of a checkpoint that belongs to the dataset's prompts; `settled` ones need no answer."""
+
+    sha256: str
+    prompts_key: str
+    saved_at: str
+    saved_at_s: float
+    rows: int
+    completion_tokens: int
+    settled: int
+    finish_reasons: dict[str, int]
+    rejected: dict[str, int]
+
+    @classmethod
+    def of(cls, checkpoint: Mapping[str, Any], report: PrepareReport) -> "_Reading":
+        progress = Progress.from_checkpoint(checkpoint, prompts_key=report.key, prompts=report.prompts)
+        return cls(
+            sha256=checkpoint["sha256"],
+            prompts_key=report.key,
+            saved_at=checkpoint["updated_at"],
+            saved_at_s=parse_time(checkpoint["updated_at"]),
+            rows=progress.rows,
+            completion_tokens=progress.completion_tokens,
+            settled=report.prompts - progress.open_prompts,
+            finish_reasons=dict(sorted(progress.finish_reasons.items())),
+            rejected=dict(sorted(progress.rejected.items())),
+        )
+
+
+_NOTHING = _Reading(
+    sha256="", prompts_key="", saved_at="", saved_at_s=0.0, rows=0, completion_tokens=0, settled=0,
+    finish_reasons={}, rejected={},
+)  # fmt: skip
+
+
+def format_duration(seconds: float | None) -> str:
+    """A duration for people, in the largest unit that fits; "-" when there is none."""
+    if seconds is None:
+        return "-"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _left_tokens(plan: DatasetPlan, latest: _Reading, prompts: int | None) -> float:
+    left = float(max(0, plan.budget_tokens - latest.completion_tokens))
+    if not latest.rows or prompts is None:
+        return left
+    answers = prompts - latest.settled
+    if plan.max_samples is not None:
+        answers = min(answers, plan.max_samples - latest.rows)
+    return min(left, answers * latest.completion_tokens / latest.rows)
+
+
+def _total_state(states: Sequence[State]) -> State:
+    order: tuple[State, ...] = ("generating", "waiting", "stopped", "exhausted")
+    return next((state for state in order if state in states), "complete")
+
+
+def _add(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(sorted(total.items()))
+
+
+def _to_row(one: DatasetProgress) -> dict[str, str]:
+    return {
+        "dataset": one.name,
+        "state": one.state,
+        "reached": f"{one.share:.1%}",
+        "completion tokens": f"{one.completion_tokens:,}",
+        "budget": f"{one.budget_tokens:,}",
+        "tokens/s": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
+        "ETA": "" if one.is_done else format_duration(one.eta_s),
+        "rows": f"{one.rows:,}",
+        "prompts": "" if one.prompts is None else f"{one.prompts:,}",
+        "finish reasons": format_counts(one.finish_reasons),
+        "set aside": format_counts(one.rejected),
+    }
