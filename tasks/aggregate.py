@@ -1,20 +1,20 @@
 """The task that counts what is on disk and shows it."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import acreate_table_artifact
+from prefect.artifacts import LinkArtifact, TableArtifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.artifacts import create_artifact, run_artifact_key
 from tasks.core.prepare import read_report
 from tasks.core.stats import DatasetPlan, DatasetStats, total_stats
 from tasks.core.stats_scan import scan_dataset
 from tasks.core.stats_views import stats_rows, write_stats
 
-logger = logging.getLogger(__name__)
+_REPORTS = ("report.html", "stats.json")  # the best one first
 
 
 @task(name="aggregate-stats", cache_policy=NO_CACHE, persist_result=False)
@@ -22,11 +22,29 @@ async def aggregate_stats(output_dir: Path, plans: Sequence[DatasetPlan]) -> lis
     """Count every dataset, write stats.json and stats.parquet, show the table as an artifact."""
     stats = await asyncio.to_thread(collect_stats, output_dir, plans)
     await asyncio.to_thread(write_stats, stats, output_dir)
-    try:
-        await acreate_table_artifact(stats_rows(stats), key="stats", description="What is on disk")
-    except Exception as exc:  # noqa: BLE001  the files are written; the artifact only shows them
-        logger.warning("the stats artifact could not be written: %s", exc)
+    await _show(output_dir, stats)
     return stats
+
+
+async def _show(output_dir: Path, stats: Sequence[DatasetStats]) -> None:
+    report = await asyncio.to_thread(_find_report, output_dir)
+    await create_artifact(
+        TableArtifact(table=stats_rows(stats), key="stats", description=f"What is on disk in {report.parent}")
+    )
+    await create_artifact(
+        LinkArtifact(
+            link=report.as_uri(),
+            link_text=str(report),  # to be copied: no browser follows a file:// link of the UI
+            key=run_artifact_key(output_dir, "report"),
+            description=f"The report of the run in {report.parent}",
+        )
+    )
+
+
+def _find_report(output_dir: Path) -> Path:
+    """What a person would open first."""
+    folder = output_dir.resolve()
+    return next((path for name in _REPORTS if (path := folder / name).exists()), folder / _REPORTS[-1])
 
 
 def collect_stats(output_dir: Path, plans: Sequence[DatasetPlan]) -> list[DatasetStats]:
