@@ -26,6 +26,7 @@ from tasks.core.stats import DatasetStats
 from tasks.export import export_drafter_data
 from tasks.generation import GenerationResult
 from tasks.session import get_session
+from tasks.show_run import show_run
 
 
 class IncompleteError(RuntimeError):
@@ -76,9 +77,11 @@ async def generate_drafter_data(parameters: RunParameters) -> RunReport | State[
 
 
 async def _generate_and_export(parameters: RunParameters, datasets: list[DatasetSettings]) -> RunReport:
+    plans = [to_plan(parameters, dataset) for dataset in datasets]
     finished = await find_finished(parameters, datasets)
     left = [dataset for dataset in datasets if dataset.name not in finished]
-    new, failed = await _generate(parameters, left) if left else ({}, {})
+    async with show_run(Path(parameters.output_dir), plans):
+        new, failed = await _generate(parameters, left) if left else ({}, {})
     done = {**finished, **new}
     results = [done[dataset.name] for dataset in datasets if dataset.name in done]
     try:

@@ -23,6 +23,10 @@ from tasks.core.files import write_bytes_atomically
 logger = logging.getLogger(__name__)
 
 
+class CheckpointUnreadableError(ValueError):
+    """A stored checkpoint that is damaged, or that another tool wrote."""
+
+
 class AtomicLocalFileSystem(LocalFileSystem):
     """Prefect's local file system, but a write is whole or not at all.
 
@@ -53,6 +57,18 @@ class PrefectCheckpointStore:
 
     async def load(self) -> dict[str, Any] | None:
         """The last checkpoint; None when there is none or it cannot be trusted, which is logged."""
+        try:
+            return await self.read()
+        except CheckpointUnreadableError as exc:
+            logger.warning("checkpoint %s cannot be read (%s); all rows are counted again", self.key, exc)
+            return None
+
+    async def read(self) -> dict[str, Any] | None:
+        """The same for whoever only looks.
+
+        Raises:
+            CheckpointUnreadableError: there is one, and it cannot be trusted.
+        """
         store = await self._open()
         content = await _read_bytes(store.result_storage, self.key)
         if content is None:
@@ -60,9 +76,8 @@ class PrefectCheckpointStore:
         try:
             _check_serializer(content)  # before Prefect reads it, in whatever way
             value = (await store.aread(self.key)).result
-        except Exception as exc:  # noqa: BLE001  whatever is wrong with it: the log is the truth
-            logger.warning("checkpoint %s cannot be read (%s); all rows are counted again", self.key, exc)
-            return None
+        except Exception as exc:
+            raise CheckpointUnreadableError(str(exc)) from exc
         return value if isinstance(value, dict) else None
 
     async def save(self, checkpoint: dict[str, Any]) -> None:
