@@ -15,6 +15,7 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.schedules import Schedule
+from prefect.utilities.callables import ParameterSchema
 
 PREFECT_FILE = Path(__file__).resolve().parent.parent / "prefect.yaml"
 GROUPS = ("pipeline", "datasets")
@@ -58,8 +59,17 @@ async def keep_schedules(client: PrefectClient, deployment: RunnerDeployment) ->
     deployment.paused = there.paused
 
 
+class _ClosedSchema(ParameterSchema):
+    """A form's schema under which the server refuses parameters that the flow does not have.
+
+    Prefect accepts them and the run's process dies of them later, with no message in its state (3.9.1).
+    """
+
+    additionalProperties: bool = False  # noqa: N815  JSON Schema's name
+
+
 def _make_deployment(entry: Mapping[str, Any]) -> RunnerDeployment:
-    return RunnerDeployment.from_entrypoint(
+    deployment = RunnerDeployment.from_entrypoint(
         entry["entrypoint"],
         name=entry["name"],
         description=entry.get("description"),
@@ -67,6 +77,9 @@ def _make_deployment(entry: Mapping[str, Any]) -> RunnerDeployment:
         parameters=entry.get("parameters"),
         schedules=[_make_schedule(schedule) for schedule in entry.get("schedules", [])],
     )
+    schema = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
+    deployment._parameter_openapi_schema = _ClosedSchema(**schema, additionalProperties=False)
+    return deployment
 
 
 def _make_schedule(entry: Mapping[str, Any]) -> Schedule:

@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
 from prefect.states import AwaitingRetry, Cancelling
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +75,14 @@ def read_children(run_id: UUID):
     wanted = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run_id]))
     with get_client(sync_client=True) as client:
         return {run.name: run for run in client.read_flow_runs(flow_run_filter=wanted)}
+
+
+def count_rows(run_id: UUID):
+    """Rows of flow and task runs that a run and the runs of its datasets have in Prefect's database."""
+    runs = [run_id, *(run.id for run in read_children(run_id).values())]
+    with get_client(sync_client=True) as client:
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=runs)))
+    return len(runs) + len(tasks)
 
 
 def wait_for_end(run_id: UUID, *, tries=1, timeout=WAIT_S):

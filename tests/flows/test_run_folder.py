@@ -56,8 +56,9 @@ def test_a_run_is_counted_and_exported_by_itself(runner, fake_server):
     with hold_folder_lock(runner.output_dir, RUN_LOCK):
         counted, exported = _run_flows(runner, ("stats", folder), ("export", folder | {"eval_fraction": 0.5}))
     assert (counted[1], exported[1]) == ("COMPLETED", "COMPLETED")
-    [table] = asyncio.run(_read_artifacts(counted[0]))
-    assert table.type == "table"
+    artifacts = {one.type: one for one in asyncio.run(_read_artifacts(counted[0]))}
+    assert set(artifacts) == {"table", "markdown"}
+    table = artifacts["table"]
     assert [(line["dataset"], line["rows"]) for line in json.loads(table.data)] == [
         ("a", str(rows)),
         ("total", str(rows)),

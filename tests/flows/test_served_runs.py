@@ -4,6 +4,7 @@ import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 from served_support import (
     PIPELINE,
+    count_rows,
     read_children,
     read_run,
     retry,
@@ -80,6 +81,22 @@ def test_a_failed_dataset_is_retried_by_itself_and_then_its_parent(runner, param
     assert (runner.output_dir / "export" / "manifest.json").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("served")
+def test_ten_datasets_are_few_rows_for_prefect(runner, fake_server):
+    """Whatever the number of prompts, and also when the run is tried again."""
+    runner.raw["server"]["base_urls"] = [fake_server()]
+    for name in "abcdefghij":
+        runner.add_dataset(name, prompts=PROMPTS)
+        runner.raw["datasets"][-1]["source"] = str(runner.folder / f"{name}.jsonl")
+    run = trigger(PIPELINE, {"parameters": runner.raw})
+    assert wait_for_end(run, timeout=900).is_completed()
+    assert 11 < count_rows(run) <= 60
+    retry(run)
+    assert wait_for_end(run, tries=2).is_completed()
+    assert count_rows(run) <= 60
+
+
 @pytest.mark.usefixtures("served")
 def test_a_scheduled_run_that_finds_another_at_work_is_skipped(runner, parameters):
     """It is no alarm: neither Failed nor a second writer. A run that a person starts is refused."""
@@ -112,9 +129,15 @@ def test_a_bad_parameter_is_refused_before_there_is_a_run(parameters, changed, s
 
 
 @pytest.mark.usefixtures("served")
+def test_a_parameter_that_the_flow_does_not_have_is_refused_too(parameters):
+    """Prefect's own schema would let it through, and the run's process would die of it."""
+    with pytest.raises(PrefectHTTPStatusError) as refused:
+        trigger(PIPELINE, {"parameters": parameters, "budget": 5})
+    assert "'budget' was unexpected" in refused.value.response.text
+
+
+@pytest.mark.usefixtures("served")
 def test_what_the_schema_cannot_know_fails_at_once(parameters):
-    """A dataset that no catalog has, and a name beside `parameters`, in the state's message."""
-    unknown = trigger(PIPELINE, {"parameters": {**parameters, "datasets": ["B99_none"]}})
-    beside = trigger(PIPELINE, {"parameters": parameters, "budget": 5})
-    assert "dataset 'B99_none' is not in the catalog" in wait_for_end(unknown).message
-    assert "budget" in wait_for_end(beside).message
+    """A dataset that no catalog has, named in the state's message."""
+    run = trigger(PIPELINE, {"parameters": {**parameters, "datasets": ["B99_none"]}})
+    assert "dataset 'B99_none' is not in the catalog" in wait_for_end(run).message

@@ -1,5 +1,6 @@
 """`draftmill up`: what it starts is started again when it dies, and ends with it, however it ends."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,9 +34,12 @@ def start(prefect_url, tmp_path):
 
 def find_groups(process):
     """The processes that serve, by the group's name."""
-    children = psutil.Process(process.pid).children()
-    served = [child for child in children if "deployments.serve" in child.cmdline()]
-    return {child.cmdline()[-3]: child for child in served}
+    found = {}
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.ZombieProcess):  # not yet waited for
+            if "deployments.serve" in (argv := child.cmdline()):
+                found[argv[-3]] = child
+    return found
 
 
 def test_what_dies_is_started_again_and_all_end_together(start, tmp_path):
