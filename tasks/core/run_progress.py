@@ -248,9 +248,9 @@ _NOTHING = _Reading(
 
 
 def format_duration(seconds: float | None) -> str:
-    """A duration for people, in the largest unit that fits; "-" when there is none."""
+    """A duration for people, in the largest unit that fits; "?" when there is none."""
     if seconds is None:
-        return "-"
+        return "?"
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

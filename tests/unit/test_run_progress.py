@@ -189,7 +189,7 @@ def test_the_total_is_the_sum_and_no_dataset_makes_up_for_another():
     run = RunProgress((over, none))
     assert run.percent == pytest.approx(50.0)
     assert (run.total.completion_tokens, run.total.budget_tokens, run.total.rows) == (3_000, 2_000, 10)
-    assert run.to_line() == "3,000 of 2,000 tokens, 1 of 2 datasets done, 0 tok/s, ETA -"
+    assert run.to_line() == "3,000 of 2,000 tokens, 1 of 2 datasets done, 0 tok/s, ETA ?"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_watch_keeps_no_flags():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "-"), (0.0, "0 s"), (89.4, "89 s"), (90.0, "2 min"), (5_399.0, "90 min"), (5_400.0, "1.5 h")],
+    [(None, "?"), (0.0, "0 s"), (89.4, "89 s"), (90.0, "2 min"), (5_399.0, "90 min"), (5_400.0, "1.5 h")],
 )
 def test_durations_are_for_people(seconds, text):
     """Seconds, minutes or hours, whichever says it best."""
