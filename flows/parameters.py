@@ -169,7 +169,7 @@ class RunParameters(_Section):
     dataset_retry_delay_s: float = Field(60.0, ge=0)
     """Wait before such a retry (seconds)."""
     concurrent_datasets: int = Field(1, ge=1)
-    """Datasets that share the windows evenly; later ones take only the slots that these leave empty."""
+    """Datasets at work at once: in one process they share the windows, as runs of their own each has both."""
     seed: int = 0
     """Of the prompt order and the train/eval split."""
     export: Export = Export()
