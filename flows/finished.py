@@ -22,7 +22,7 @@ from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
 from tasks.core.folder_lock import FolderLockedError
 from tasks.core.prepare import read_report
 from tasks.core.records import RecordError
-from tasks.core.run_file import hash_fingerprint, read_run_file
+from tasks.core.run_file import read_run_file
 from tasks.core.sources import hash_source, resolve_source
 from tasks.generation import GenerationResult, find_result
 from tasks.prepare import PrepareRequest
@@ -42,7 +42,7 @@ async def find_finished(
     run = read_run_file(Path(parameters.output_dir))
     if not run or parameters.accept_changed or parameters.retry_rejected or not _is_same(run, parameters):
         return {}
-    fingerprint = {name: value for name, value in run["fingerprint"].items() if name != "datasets"}
+    fingerprint = {**run["fingerprint"], "datasets": {}}
     found = {}
     for dataset in datasets:
         request = to_prepare_request(parameters, dataset, fingerprint)
@@ -84,9 +84,7 @@ def _own(part: Mapping[str, Any], request: PrepareRequest) -> Any:
 async def _find_result(
     parameters: RunParameters, dataset: DatasetSettings, request: PrepareRequest
 ) -> GenerationResult | None:
-    key = make_checkpoint_key(
-        request.output_dir, fingerprint_sha256=hash_fingerprint(request.fingerprint), dataset=dataset.name
-    )
+    key = make_checkpoint_key(request.output_dir, fingerprint=request.fingerprint, dataset=dataset.name)
     try:
         return await find_result(
             request.folder,

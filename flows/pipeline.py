@@ -1,6 +1,7 @@
 """The whole run: warm up, generate every dataset, aggregate, export."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
 from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
 from tasks.core.run_file import check_run_folder
-from tasks.core.stats import DatasetStats
+from tasks.core.stats import DatasetPlan, DatasetStats
 from tasks.export import export_drafter_data
 from tasks.generation import GenerationResult
 from tasks.session import get_session
@@ -67,13 +68,14 @@ async def generate_drafter_data(parameters: RunParameters) -> RunReport | State[
     datasets = list_datasets(parameters)
     check_run_folder(Path(parameters.output_dir))
     async with stay_until_heard():
-        try:
-            with hold_folder_lock(Path(parameters.output_dir), RUN_LOCK):
-                return await _generate_and_export(parameters, datasets)
-        except FolderLockedError as exc:
-            if "auto-scheduled" in this_run.get_tags():  # last night's run is still at it: no alarm
-                return Cancelled(name="Skipped", message=str(exc))
-            raise
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hold_folder_lock(Path(parameters.output_dir), RUN_LOCK))
+            except FolderLockedError as exc:
+                if "auto-scheduled" in this_run.get_tags():  # last night's run is still at it: no alarm
+                    return Cancelled(name="Skipped", message=str(exc))
+                raise
+            return await _generate_and_export(parameters, datasets)
 
 
 async def _generate_and_export(parameters: RunParameters, datasets: list[DatasetSettings]) -> RunReport:
@@ -85,7 +87,7 @@ async def _generate_and_export(parameters: RunParameters, datasets: list[Dataset
     done = {**finished, **new}
     results = [done[dataset.name] for dataset in datasets if dataset.name in done]
     try:
-        report = await _aggregate_and_export(parameters, datasets, results)
+        report = await _aggregate_and_export(parameters, plans, results)
     except Exception as exc:
         if failed:  # the first failure is the one to know: a full disk fails all that comes after
             nothing = RunReport(Path(parameters.output_dir), results, [], None)
@@ -116,10 +118,10 @@ async def _generate(
 
 
 async def _aggregate_and_export(
-    parameters: RunParameters, datasets: list[DatasetSettings], results: list[GenerationResult]
+    parameters: RunParameters, plans: list[DatasetPlan], results: list[GenerationResult]
 ) -> RunReport:
     output_dir = Path(parameters.output_dir)
-    stats = await aggregate_stats(output_dir, [to_plan(parameters, dataset) for dataset in datasets])
+    stats = await aggregate_stats(output_dir, plans)
     export = await export_drafter_data(output_dir, stats, to_export_rules(parameters))
     return RunReport(output_dir, results, stats, export)
 

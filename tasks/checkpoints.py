@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from prefect.serializers import JSONSerializer
 from prefect.settings import get_current_settings
 
 from tasks.core.files import write_bytes_atomically
+from tasks.core.run_file import hash_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +96,13 @@ class PrefectCheckpointStore:
         return self._store
 
 
-def make_checkpoint_key(output_dir: Path, *, fingerprint_sha256: str, dataset: str) -> str:
-    """A stable name for one dataset of one run folder, safe as a file name."""
-    parts = json.dumps([str(output_dir.resolve()), fingerprint_sha256, dataset])
+def make_checkpoint_key(output_dir: Path, *, fingerprint: Mapping[str, Any], dataset: str) -> str:
+    """A stable name for one dataset of one run folder, safe as a file name.
+
+    Of the fingerprint its datasets do not count: run.json has all of them, a session none.
+    """
+    shared = {name: value for name, value in fingerprint.items() if name != "datasets"}
+    parts = json.dumps([str(output_dir.resolve()), hash_fingerprint(shared), dataset])
     return hashlib.sha256(parts.encode()).hexdigest()[:40]
 
 

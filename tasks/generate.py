@@ -21,7 +21,6 @@ from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
 from tasks.core.append_file import AppendError
 from tasks.core.folder_lock import FolderLockedError
 from tasks.core.records import RecordError
-from tasks.core.run_file import hash_fingerprint
 from tasks.generation import GenerationResult, GenerationRules, GenerationStatus, generate_dataset
 from tasks.session import get_session
 
@@ -45,9 +44,7 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
 async def generate_responses(output_dir: Path, rules: GenerationRules) -> GenerationResult:
     """Bring one prepared dataset of the current session to its budget."""
     session = get_session()
-    key = make_checkpoint_key(
-        output_dir, fingerprint_sha256=hash_fingerprint(session.fingerprint), dataset=rules.name
-    )
+    key = make_checkpoint_key(output_dir, fingerprint=session.fingerprint, dataset=rules.name)
     async with _show_progress(rules.name) as show:
         result = await generate_dataset(
             output_dir / rules.name,

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.checkpoints import CheckpointUnreadableError, PrefectCheckpointStore, make_checkpoint_key
 from tasks.core.prepare import read_report
-from tasks.core.run_file import hash_fingerprint, read_run_file
+from tasks.core.run_file import read_run_file
 from tasks.core.run_progress import DatasetProgress, DatasetWatch, RunProgress
 from tasks.core.stats import DatasetPlan
 
@@ -54,8 +54,7 @@ class RunWatch:
         return dataset.look(checkpoint, report, at_s=time.time(), ended=ended)
 
     async def _read_checkpoint(self, name: str, fingerprint: dict[str, Any]) -> dict[str, Any] | None:
-        shared = {field: value for field, value in fingerprint.items() if field != "datasets"}
-        key = make_checkpoint_key(self._output_dir, fingerprint_sha256=hash_fingerprint(shared), dataset=name)
+        key = make_checkpoint_key(self._output_dir, fingerprint=fingerprint, dataset=name)
         store = self._stores.setdefault(key, PrefectCheckpointStore(key))
         try:
             return await store.read()

@@ -97,11 +97,13 @@ def test_a_kill_in_a_write_leaves_a_whole_checkpoint(prefect_url):
 def test_the_key_tells_folders_fingerprints_and_datasets_apart(tmp_path):
     """Two runs never share a checkpoint; the same run always finds its own."""
     keys = {
-        make_checkpoint_key(folder, fingerprint_sha256=fingerprint, dataset=dataset)
+        make_checkpoint_key(folder, fingerprint={"model": fingerprint}, dataset=dataset)
         for folder in (tmp_path / "a", tmp_path / "b")
         for fingerprint in ("1", "2")
         for dataset in ("x", "y")
     }
     assert len(keys) == 8
-    again = make_checkpoint_key(tmp_path / "c" / ".." / "a", fingerprint_sha256="1", dataset="x")
+    again = make_checkpoint_key(
+        tmp_path / "c" / ".." / "a", fingerprint={"model": "1", "datasets": {"x": 1}}, dataset="x"
+    )
     assert again in keys

@@ -29,7 +29,7 @@ from served_support import (
 
 from flows.prefect_server import QUIET, run_prefect_server
 from tasks.checkpoints import make_checkpoint_key
-from tasks.core.run_file import hash_fingerprint, read_run_file
+from tasks.core.run_file import read_run_file
 
 pytestmark = [pytest.mark.prefect, pytest.mark.failures]
 
@@ -94,10 +94,7 @@ def test_a_cancelled_dataset_has_its_checkpoint_within_seconds(runner, slow):
 def find_checkpoint(runner, name):
     """The file in Prefect's result storage."""
     fingerprint = read_run_file(runner.output_dir)["fingerprint"]
-    del fingerprint["datasets"]
-    key = make_checkpoint_key(
-        runner.output_dir, fingerprint_sha256=hash_fingerprint(fingerprint), dataset=name
-    )
+    key = make_checkpoint_key(runner.output_dir, fingerprint=fingerprint, dataset=name)
     return Path(os.environ["PREFECT_RESULTS_LOCAL_STORAGE_PATH"]) / "checkpoints" / key
 
 
