@@ -10,6 +10,7 @@ from flows.logs import show_our_logs
 from flows.opening import join_run, to_generation_rules, to_prepare_request
 from flows.parameters import DatasetSettings, RunParameters
 from flows.patience import stay_until_heard
+from tasks.core.run_file import check_run_folder
 from tasks.generate import generate_responses
 from tasks.generation import GenerationResult
 from tasks.prepare import prepare_prompts
@@ -24,8 +25,10 @@ async def generate_dataset(parameters: RunParameters, dataset: DatasetSettings) 
     parameters = parameters.model_copy(update={"datasets": [dataset]})
     [dataset] = list_datasets(complete_parameters(parameters))
     async with stay_until_heard():
-        if find_session() is None and (found := await find_finished(parameters, [dataset])):
-            return found[dataset.name]
+        if find_session() is None:  # run by itself
+            check_run_folder(Path(parameters.output_dir))
+            if found := await find_finished(parameters, [dataset]):
+                return found[dataset.name]
         return await _generate(parameters, dataset, place)
 
 

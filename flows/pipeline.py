@@ -16,7 +16,7 @@ from flows.dataset import generate_dataset
 from flows.dataset_runs import run_datasets
 from flows.finished import find_finished
 from flows.logs import show_our_logs
-from flows.opening import open_run, to_export_rules, to_plan
+from flows.opening import open_run, open_server, to_export_rules, to_plan
 from flows.parameters import DatasetSettings, RunParameters
 from flows.patience import stay_until_heard
 from tasks.aggregate import aggregate_stats
@@ -111,10 +111,10 @@ async def _generate(
     if this_deployment.get_id() is None:
         async with open_run(parameters):
             return await _generate_here(parameters, datasets)
-    if parameters.server.mode == "connect":  # else each dataset starts its own
+    async with open_server(parameters):  # which the datasets' runs find
         async with open_run(parameters):
             pass  # a run that cannot succeed is refused before ten others are started
-    return {}, await run_datasets(parameters, datasets)
+        return {}, await run_datasets(parameters, datasets)
 
 
 async def _aggregate_and_export(
