@@ -13,7 +13,12 @@ ServingError
 │   └── GenerationAborted    a 200 whose finish_reason is abort
 ├── PromptRefused            400, 413, 422: asking again cannot help, the prompt is set aside
 ├── ServerMisconfigured      401, 403, 404, 405: no prompt can succeed; the run stops
-└── NotReady                 a server that did not become ready in time
+├── NotReady                 a server that did not become ready in time
+└── ServerDown               a server of our own that does not run; `failure` says why where that is known
+    ├── PortTaken            another process has its port: nothing was started
+    ├── StartFailed          it ended before it was ready, or was not ready in time
+    ├── KvCacheTooSmall      it runs, but holds far fewer tokens than it should
+    └── StaysDown            it died or froze too often; it is not started again
 """
 
 
@@ -119,3 +124,36 @@ class ServerMisconfigured(ServingError):
 
 class NotReady(ServingError):
     """A server that did not become ready in time."""
+
+
+class ServerDown(ServingError):
+    """A server of our own does not run.
+
+    `failure` is the name of the `KnownFailure` that explains it, None when nothing is recognised.
+    """
+
+    def __init__(self, message: str, *, failure: str | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class PortTaken(ServerDown):
+    """Another process has the server's port."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, failure="port_taken")
+
+
+class StartFailed(ServerDown):
+    """The server ended before it was ready, or was not ready in time."""
+
+
+class KvCacheTooSmall(ServerDown):
+    """The server is ready, but its KV cache holds far fewer tokens than it should."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, failure="kv_too_small")
+
+
+class StaysDown(ServerDown):
+    """The server died or froze more often than it may be started again."""

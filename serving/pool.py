@@ -58,7 +58,8 @@ class ServerPool:
 
     And one that does nothing for `stall_timeout_s` while requests are with it: no answer came back and its
     `/v1/loads` shows no work. Those requests are called back, and it returns when it makes a token again. A
-    server that has no `/v1/loads` is never judged so.
+    server that has no `/v1/loads` is never judged so. `on_stall` is given its base URL, for
+    whoever can start it again.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ServerPool:
         *,
         probe_every_s: float = PROBE_EVERY_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        on_stall: Callable[[str], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not clients:
@@ -75,6 +77,7 @@ class ServerPool:
         self._probe_every_s = probe_every_s
         self._stall_timeout_s = stall_timeout_s
         self._watch_every_s = min(WATCH_EVERY_S, stall_timeout_s / 5)
+        self._on_stall = on_stall
         self._clock = clock or asyncio.get_running_loop().time
         self._listeners: set[Callable[[], None]] = set()
 
@@ -205,6 +208,8 @@ class ServerPool:
         self._set_aside(member, ServerStalled(self._describe_stall(member), server=member.client.base_url))
         for lease in member.leases:
             lease.reschedule(0.0)
+        if self._on_stall is not None:
+            self._on_stall(member.client.base_url)
 
     def _describe_stall(self, member: _Member) -> str:
         return (

@@ -11,10 +11,21 @@ import hashlib
 import json
 import os
 import random
+import signal
+import subprocess
 import sys
 from collections import Counter, defaultdict, deque
 from pathlib import Path
 
+# A child, its child, and one in a session of its own; each adds its process id to a file.
+FAMILY = """
+import os, sys, time
+if os.fork() == 0 and os.fork() == 0:
+    os.setsid()
+with open(sys.argv[1], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
 VOCAB_SIZE = 1024
 STOP_ID = 2
 
@@ -48,9 +59,10 @@ class FakeServer:
     `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
     half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
     good answer). A prompt with the id `poison` gets a 400, one with the id `mute` an empty answer, each time;
-    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate wants it. While
-    `gate` is closed it is frozen: it takes requests and answers none, and its /v1/loads stands still.
-    `ready` is what /ready says. `answered` counts each prompt's good answers, `faulty` the others by fault.
+    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate and /server_info want
+    it. While `gate` is closed it is frozen (/freeze closes it): it takes requests and answers none, and its
+    /v1/loads stands still. `ready` is what /ready says. `answered` counts a prompt's good answers, `faulty`
+    the others by fault.
     """
 
     def __init__(
@@ -140,12 +152,17 @@ class FakeServer:
 
     async def _answer(self, path, headers, body, writer):
         self.paths[path] += 1
-        if path == "/generate" and self.api_key and headers.get("authorization") != f"Bearer {self.api_key}":
+        is_open = path not in ("/generate", "/server_info")
+        if not is_open and self.api_key and headers.get("authorization") != f"Bearer {self.api_key}":
             await self._send(writer, 401, {"error": "Unauthorized"})
         elif path == "/ready" and not self.ready:
             await self._send(writer, 503, {})
         elif path == "/v1/loads" and self.shows_load:
             await self._send(writer, 200, {"loads": [self._load()]})
+        elif path == "/freeze":
+            self._load()
+            self.gate.clear()
+            await self._send(writer, 200, {})
         elif path == "/generate":
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -183,7 +200,12 @@ class FakeServer:
         pages = {
             "/ready": {},
             "/model_info": {"model_path": "fake", "tokenizer_path": "fake", "weight_version": "default"},
-            "/server_info": {"context_length": self.context_length, "max_total_num_tokens": 100000},
+            "/server_info": {
+                "context_length": self.context_length,
+                "max_total_num_tokens": 100000,
+                "api_key": self.api_key,
+                "launch_command": " ".join(sys.argv[1:]),
+            },
             "/abort_request": {},
             "/stats": {
                 "answered": self.answered,
@@ -283,10 +305,26 @@ async def _main(options):
         poison=options.poison,
         mute=options.mute,
         seed=options.seed,
+        api_key=options.api_key,
     )
+    if options.die_with is not None:
+        await asyncio.sleep(options.die_after_s)
+        os._exit(options.die_with)
     url = await server.start(options.port)
-    _announce(Path(options.ready_file), url)
+    if options.ready_file:
+        _announce(Path(options.ready_file), url)
     await asyncio.Event().wait()
+
+
+def _misbehave(options):
+    """Print lines, have descendants and ignore SIGTERM, as told."""
+    if options.log:
+        sys.stdout.write(Path(options.log).read_text())
+        sys.stdout.flush()
+    if options.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the descendants inherit it
+    if options.family:
+        subprocess.Popen([sys.executable, "-c", FAMILY, options.family])
 
 
 def _announce(path, url):
@@ -298,7 +336,13 @@ def _announce(path, url):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--ready-file", required=True)
+    parser.add_argument("--ready-file")
+    parser.add_argument("--log", help="a file whose lines are printed before it listens")
+    parser.add_argument("--die-with", type=int, help="end with this status instead of listening")
+    parser.add_argument("--die-after-s", type=float, default=0.0)
+    parser.add_argument("--family", help="have descendants, who write their process ids to this file")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--api-key")
     parser.add_argument("--faults", default="{}")
     parser.add_argument("--poison", type=int)
     parser.add_argument("--mute", type=int)
@@ -306,6 +350,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--mean-tokens", type=float, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    _misbehave(parser.parse_args())
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_main(parser.parse_args()))
     sys.exit(0)

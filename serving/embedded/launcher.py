@@ -8,11 +8,8 @@ Invariant: however the block ends, the process is gone; and should the caller be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import re
-import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -23,14 +20,13 @@ from typing import Self
 import httpx
 
 from serving.embedded.errors import EmbeddedError
+from serving.processes import describe_tail, environment_without_secrets, open_log, stop_group
 
 START_TIMEOUT_S = 600.0
 """Long, because the first start downloads the model."""
 
 _POLL_S = 0.1
 _GRACE_S = 10.0
-_LOG_TAIL_LINES = 20
-_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ class EmbeddedServer:
         return self._ready
 
     async def _spawn(self, ready_file: Path) -> None:
-        log = self._open_log()
+        log, self._log_start = open_log(self._log_file)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "serving.embedded"),
@@ -153,7 +149,7 @@ class EmbeddedServer:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_child_environment(),
+                env=environment_without_secrets(),  # the engine needs none
                 start_new_session=True,  # a Ctrl-C for us is not one for it: we stop it ourselves
             )
         finally:
@@ -183,30 +179,11 @@ class EmbeddedServer:
         self._ready = None
         if process is None or process.returncode is not None:
             return
-        try:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GRACE_S):
-                    await process.wait()
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-
-    def _open_log(self) -> int:
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(self._log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._log_start = os.fstat(log).st_size
-        return log
+        await stop_group(process, grace_s=_GRACE_S)
 
     def _log_tail(self) -> str:
         """Return the last lines that this start wrote, ready to be put behind a message."""
-        with self._log_file.open("rb") as file:
-            file.seek(self._log_start)
-            lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return "\n".join([f"; the end of {self._log_file}:", *lines])
+        return describe_tail(self._log_file, self._log_start)
 
 
 def _read_ready(path: Path) -> _Ready | None:
@@ -215,8 +192,3 @@ def _read_ready(path: Path) -> _Ready | None:
     except FileNotFoundError:
         return None
     return _Ready(content["url"], Path(content["tokenizer_dir"]), content["model_id"])
-
-
-def _child_environment() -> dict[str, str]:
-    """Return our environment without what looks like a secret: the engine needs none."""
-    return {name: value for name, value in os.environ.items() if not _SECRET_NAME.search(name)}

@@ -15,7 +15,8 @@ import pytest
 
 from serving.embedded.__main__ import _cgroup_cpus, default_threads
 from serving.embedded.errors import EmbeddedError
-from serving.embedded.launcher import EmbeddedServer, _child_environment
+from serving.embedded.launcher import EmbeddedServer
+from serving.processes import environment_without_secrets
 
 SMALL = {"slots": 1, "context_length": 256}
 
@@ -223,7 +224,7 @@ def test_the_engine_gets_no_secrets(monkeypatch):
     for name in ("PREFECT_API_KEY", "HF_TOKEN", "DB_PASSWORD", "aws_secret"):
         monkeypatch.setenv(name, "hidden")
     monkeypatch.setenv("PIP_INDEX_URL", "https://example.org/simple")
-    environment = _child_environment()
+    environment = environment_without_secrets()
     assert "hidden" not in environment.values()
     assert environment["PIP_INDEX_URL"] == "https://example.org/simple"
     assert environment["PATH"] == os.environ["PATH"]

@@ -457,3 +457,15 @@ def test_the_first_look_is_taken_before_anything_can_freeze():
         assert isinstance(error, ServerStalled)
 
     run(scenario, servers=1, stall_timeout_s=1.0)
+
+
+def test_a_stall_is_told_to_whoever_can_start_the_server_again():
+    """Once, with the server's URL."""
+    told = []
+
+    async def scenario(pool, server):
+        error, _ = await fail(pool, after=asyncio.Event())
+        assert isinstance(error, ServerStalled)
+        assert told == [server.url]
+
+    run(scenario, servers=1, stall_timeout_s=0.05, on_stall=told.append)

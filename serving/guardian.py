@@ -1,0 +1,112 @@
+"""Start a server and outlive the one who asked for it, by the moment that it takes to kill the server.
+
+Knows process groups and Linux's subreaper; knows nothing of servers. `serving.guarded` runs it as
+`python -m serving.guardian OWNER` and writes one JSON line `{"argv", "env"}` to it, then `term` for SIGTERM
+to the server's parent; the input's end means SIGKILL to all of it. It answers `pid N`, then `status N` when
+nothing is left. Invariant: when it ends by itself, no process that the server started is alive; on Linux not
+even one that left its group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from serving.embedded.parent import watch_parent
+from serving.processes import kill_group
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unwanted = threading.Event()
+
+    def start(self, argv: list[str], env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+        )
+        print("pid", self._process.pid, flush=True)  # noqa: T201 - the protocol
+        if self._unwanted.is_set():
+            self.kill()
+
+    def run(self) -> int:
+        """Wait for the server's parent to end, then end all that is left of it; returns the status."""
+        assert self._process is not None  # noqa: S101 - narrows the type
+        status = self._process.wait()
+        kill_group(self._process.pid)
+        _end_descendants()
+        return status
+
+    def kill(self) -> None:
+        self._unwanted.set()
+        if self._process is not None and self._process.returncode is None:
+            kill_group(self._process.pid)
+
+    def obey(self) -> None:
+        """Follow the owner's words; their end is the last one."""
+        for line in sys.stdin:
+            if line.strip() == "term" and self._process is not None:
+                self._process.terminate()
+        self.kill()
+
+
+def _end_descendants() -> None:
+    """Kill and reap every process that has been handed to us, and those that they leave to us."""
+    while True:
+        for pid in _children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    """Our direct children; where there is no /proc, none."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = stat.read_text().rsplit(")", 1)[1].split()[1]
+            if int(parent) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
+
+
+def main() -> int:
+    """Guard one server; returns 0 when it is gone, 1 when it cannot be started."""
+    # A service manager's SIGTERM goes to every process at once; ours has to be the last one to end. Handlers,
+    # not SIG_IGN: the server would inherit that.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    server = _Server()
+    watch_parent(int(sys.argv[1]), server.kill)
+    order = sys.stdin.readline()
+    if not order:
+        return 1
+    try:
+        server.start(**json.loads(order))
+    except OSError as exc:
+        print("failed", exc, flush=True)  # noqa: T201 - the protocol
+        return 1
+    threading.Thread(target=server.obey, daemon=True).start()
+    status = server.run()
+    with contextlib.suppress(BrokenPipeError):
+        print("status", status, flush=True)  # noqa: T201 - the protocol
+    return 0
+
+
+if __name__ == "__main__":
+    done = main()
+    os._exit(done)  # a thread may be reading the input, and a normal exit would wait for its lock
