@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-live test-ui failures chaos check unit bench bench-quick lock clean
+.PHONY: help demo test test-live test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,10 @@ bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_overlap.py --quick
 	$(BIN)/python benchmarks/bench_resume.py --quick
 	$(BIN)/python benchmarks/bench_memory.py --quick
+
+sglang-flags: ## The table of SGLang's flags, from its own parser: make sglang-flags SGLANG_PYTHON=/path/to/python
+	$(SGLANG_PYTHON) scripts/dump_sglang_flags.py > serving/sglang_flags.json.new
+	mv serving/sglang_flags.json.new serving/sglang_flags.json
 
 lock: ## Compile the locks from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \
