@@ -13,7 +13,9 @@ ServingError
 │   └── GenerationAborted    a 200 whose finish_reason is abort
 ├── PromptRefused            400, 413, 422: asking again cannot help, the prompt is set aside
 ├── ServerMisconfigured      401, 403, 404, 405: no prompt can succeed; the run stops
-└── NotReady                 a server that did not become ready in time
+├── NotReady                 a server that did not become ready in time
+├── UnknownProfile           no profile or preset of that name
+└── LaunchRefused            flags that SGLang would not take, found before it is started
 """
 
 
@@ -119,3 +121,11 @@ class ServerMisconfigured(ServingError):
 
 class NotReady(ServingError):
     """A server that did not become ready in time."""
+
+
+class UnknownProfile(ServingError):
+    """There is no launch profile, or no preset of it, of that name."""
+
+
+class LaunchRefused(ServingError):
+    """SGLang would not start with these flags, or not as meant; every problem is a line of the message."""
