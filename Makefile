@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-live test-ui failures chaos check unit bench bench-quick lock clean
+.PHONY: help demo test test-live test-profiles test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,10 @@ check: $(DEV_STAMP) ## Lint, types and import contracts only
 
 test-live: $(DEV_STAMP) ## Tests on a real SGLang server: SGLANG_URL=http://..., or SGLANG_COMMAND="... --port {port}"
 	SGLANG_URL="$(SGLANG_URL)" SGLANG_COMMAND="$(SGLANG_COMMAND)" $(BIN)/python -m pytest tests/live -m live
+
+test-profiles: $(DEV_STAMP) ## The profiles on a real SGLang: SGLANG_PYTHON=/path/to/python SGLANG_MODEL=/path/to/tiny/model
+	SGLANG_PYTHON="$(SGLANG_PYTHON)" SGLANG_MODEL="$(SGLANG_MODEL)" $(BIN)/python -m pytest \
+	  tests/live/test_profiles.py -m live
 
 chaos: $(DEV_STAMP) ## Kill a run 50 times on a failing server, count every prompt: make chaos DRAFTMILL_KILL_SEED=2
 	$(BIN)/python -m pytest tests/flows/test_kill.py -m chaos
@@ -52,6 +56,10 @@ bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_overlap.py --quick
 	$(BIN)/python benchmarks/bench_resume.py --quick
 	$(BIN)/python benchmarks/bench_memory.py --quick
+
+sglang-flags: ## The table of SGLang's flags, from its own parser: make sglang-flags SGLANG_PYTHON=/path/to/python
+	$(SGLANG_PYTHON) scripts/dump_sglang_flags.py > serving/sglang_flags.json.new
+	mv serving/sglang_flags.json.new serving/sglang_flags.json
 
 lock: ## Compile the locks from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+import flows.serve_cli  # noqa: F401 - the command registers itself
 from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
 
 __all__ = ["main"]

@@ -145,23 +145,6 @@ def run(
 
 
 @app.command()
-def serve(
-    model: Annotated[str, typer.Option(help="demo, a .gguf file, or a folder with one.")] = "demo",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 30000,
-    slots: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 8,
-    context_length: Annotated[int, typer.Option(min=128, help="Tokens of prompt and answer.")] = 2048,
-) -> None:
-    """Serve the embedded engine: a small real model on this machine's CPU behind SGLang's protocol.
-
-    Example: draftmill serve --port 30000, then draftmill run --base-url http://127.0.0.1:30000 ...
-    """
-    from serving.embedded.__main__ import main as serve_embedded
-
-    argv = ["--model", model, "--port", str(port), "--slots", str(slots)]
-    _exit(serve_embedded([*argv, "--context-length", str(context_length)]) or 0)
-
-
-@app.command()
 def stats(
     output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -14,6 +14,8 @@ ServingError
 ├── PromptRefused            400, 413, 422: asking again cannot help, the prompt is set aside
 ├── ServerMisconfigured      401, 403, 404, 405: no prompt can succeed; the run stops
 ├── NotReady                 a server that did not become ready in time
+├── UnknownProfile           no profile or preset of that name
+├── LaunchRefused            flags that SGLang would not take, found before it is started
 └── ServerDown               a server of our own that does not run; `failure` says why where that is known
     ├── PortTaken            another process has its port: nothing was started
     ├── StartFailed          it ended before it was ready, or was not ready in time
@@ -124,6 +126,14 @@ class ServerMisconfigured(ServingError):
 
 class NotReady(ServingError):
     """A server that did not become ready in time."""
+
+
+class UnknownProfile(ServingError):
+    """There is no launch profile, or no preset of it, of that name."""
+
+
+class LaunchRefused(ServingError):
+    """SGLang would not start with these flags, or not as meant; every problem is a line of the message."""
 
 
 class ServerDown(ServingError):

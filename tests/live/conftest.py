@@ -90,6 +90,21 @@ def _started(tmp_path_factory):
 
 
 @pytest.fixture
+def start_server(tmp_path):
+    """Start a server by a command with a {port} in it; it ends with the test."""
+    servers = []
+
+    def start(command):
+        servers.append(OwnServer(command, tmp_path / f"server-{len(servers)}.log"))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
 def own_server(_started):
     """A server that the test may mistreat; it is running when the test begins."""
     if _started is None:

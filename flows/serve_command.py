@@ -1,0 +1,260 @@
+"""`draftmill serve --profile`: choose, check, explain and start a real SGLang server.
+
+Knows how the command's options become a launch command and how that is shown; does not know typer. Invariant:
+nothing is started that our checks, or SGLang's own parser where it is installed, refuse.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from serving.errors import LaunchRefused
+from serving.flag_table import load_flag_table
+from serving.launch_command import API_KEY_VARIABLE, LOOPBACK, LaunchCommand, build_command, is_loopback
+from serving.profile import Advice, FlagSetting, Profile, list_profiles, load_profile
+from serving.sglang_install import Install, ask_parser, find_install
+
+EXPLAIN_WIDTH = 100  # of a file or a pipe
+COMPARE_WIDTH = 136
+_LEFT_OUT = "·"
+_BASICS = {
+    "--model-path": "The model to serve.",
+    "--host": "127.0.0.1 is this machine only; another address needs a key.",
+    "--port": "Where it listens.",
+    "--config": "A file of mode 600 with the key: a key on the command line is shown to everybody by ps.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    """What the command line asked for; `settings` are its --set texts, `unset` its --unset names."""
+
+    profile: str
+    model: str
+    preset: str | None = None
+    port: int = 30000
+    settings: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
+    python: Path | None = None
+
+
+def prepare_launch(request: ServeRequest) -> tuple[Profile, Install, LaunchCommand]:
+    """The checked command; SGLang's own parser is not asked here.
+
+    Raises:
+        UnknownProfile: no such profile or preset.
+        LaunchRefused: a flag or value that SGLang would not take.
+    """
+    profile = load_profile(request.profile, request.preset)
+    if request.python is not None and not os.access(request.python, os.X_OK):
+        raise LaunchRefused(f"--python: {request.python} is no program that can be run")
+    install = find_install(request.python)
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    command = build_command(
+        profile,
+        model=request.model,
+        port=request.port,
+        overrides=parse_settings(request.settings),
+        unset=request.unset,
+        api_key=api_key,
+        key_file=_key_path(request.port) if api_key else None,
+        launcher=install.launcher,
+    )
+    return profile, install, command
+
+
+def check_with_sglang(install: Install, command: LaunchCommand) -> str:
+    """Ask SGLang's own parser; says in a few words who checked.
+
+    Raises:
+        LaunchRefused: it refuses the flags.
+    """
+    known = load_flag_table().version
+    ours = f"checked against the flags of SGLang {known}"
+    if install.python is None:
+        return f"{ours}; no SGLang here to ask"
+    flags = command.argv[len(install.launcher) :]
+    if command.key_file is not None:  # it need not be written to be checked
+        flags = flags[: flags.index("--config")]
+    verdict = ask_parser(install.python, flags, command.env)
+    if verdict.problem is not None:
+        raise LaunchRefused(verdict.problem)
+    if verdict.version is None:
+        return f"{ours}; {install.python} has no SGLang to ask"
+    if verdict.version != known:
+        ours = f"{ours}, which is not the installed version,"
+    return f"{ours} and by the parser of the installed SGLang {verdict.version}"
+
+
+def run_server(command: LaunchCommand) -> NoReturn:
+    """Become the server: it has this terminal, and Ctrl-C reaches it.
+
+    Raises:
+        OSError: the program is not there, or the key's file cannot be written.
+    """
+    if command.key_file is not None:
+        command.key_file.write()
+    os.execvpe(command.argv[0], command.argv, command.full_env())  # noqa: S606 - no shell is the point
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """`flag=value` texts as a mapping; `flag=` is a switch.
+
+    Raises:
+        LaunchRefused: a text without an equals sign.
+    """
+    values = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip("-"):
+            raise LaunchRefused(f"--set {name}: write flag=value, or flag= for a flag without a value")
+        values[name.strip()] = value
+    return values
+
+
+def find_warnings(command: LaunchCommand) -> list[str]:
+    """What is allowed and better known."""
+    host = command.argv[command.argv.index("--host") + 1] if "--host" in command.argv else LOOPBACK
+    if not is_loopback(host) and command.key_file is None and "--config" not in command.argv:
+        return [f"it asks for no key, and anyone who reaches {host} can use it: set {API_KEY_VARIABLE}"]
+    return []
+
+
+def explain_profile(profile: Profile, command: LaunchCommand) -> RenderableType:
+    """What the profile is for, and every flag and variable with its reason."""
+    intro = f"{profile.name}: {profile.hardware}, {profile.model}."
+    if profile.preset is not None:
+        intro += f" Preset {profile.preset}: {profile.presets[profile.preset].description}."
+    if profile.expected_kv_tokens is not None:
+        intro += f" At least {profile.expected_kv_tokens:,} tokens of KV memory are expected."
+    parts: list[RenderableType] = [
+        Text(f"{intro} {profile.description}"),
+        Text(""),
+        _explain_table(profile, command),
+    ]
+    if profile.advice:
+        parts += [Text("Not set; when it helps:"), _advice_table(profile.advice)]
+    used = _used_sources(profile)
+    parts.append(
+        Text("\n".join(f"{name}: {profile.sources[name]}" for name in profile.sources if name in used))
+    )
+    return Group(*parts)
+
+
+def compare_profiles() -> RenderableType:
+    """Flags and variables as rows, profiles as columns."""
+    profiles = [load_profile(name) for name in list_profiles()]
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    for profile in profiles:
+        table.add_column(profile.name, overflow="fold", min_width=len(profile.name))
+    table.add_row("hardware", *(profile.hardware for profile in profiles))
+    table.add_row("model", *(profile.model for profile in profiles))
+    expected = [
+        f"{profile.expected_kv_tokens:,}" if profile.expected_kv_tokens else "unknown" for profile in profiles
+    ]
+    table.add_row("KV tokens, at least", *expected)
+    table.add_row("presets", *(", ".join(profile.presets) or _LEFT_OUT for profile in profiles))
+    table.add_section()
+    columns = [_flag_cells(profile) for profile in profiles]
+    _add_rows(table, columns)
+    table.add_section()
+    _add_rows(table, [profile.env_values() for profile in profiles])
+    legend = f"{_LEFT_OUT} left to SGLang; auto: left to it, and what it picks. Presets change variables."
+    return Group(table, Text(f"{legend} The reasons: --explain."))
+
+
+def make_table_console(width: int) -> Console:
+    """As wide as the terminal, or as `width` where there is none."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = width
+    return console
+
+
+def _key_path(port: int) -> Path:
+    """Where the key waits for a server on this port."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(runtime or state) / "draftmill" / f"sglang-{port}.yaml"
+
+
+def _explain_table(profile: Profile, command: LaunchCommand) -> Table:
+    table = _plain_table(("flag", 28), ("value", 20), ("why", None), ("source", 10))
+    reasons = {setting.flag: setting for setting in profile.flags}
+    for name, value in _pair_up(command.argv):
+        basic = _BASICS.get(name)
+        table.add_row(name, value, *((basic, "") if basic else _reason(reasons.get(name), value)))
+    for auto in profile.auto:
+        if auto.flag not in command.argv:
+            table.add_row(auto.flag, f"auto ({auto.picks})", auto.why, ", ".join(auto.source))
+    variables = {setting.name: setting for setting in profile.env}
+    for name, value in command.env.items():
+        known = variables.get(name)
+        if known is not None and known.value == value:
+            table.add_row(name, value, known.why, ", ".join(known.source))
+        else:
+            table.add_row(name, value, "You set it.", "you")
+    return table
+
+
+def _reason(setting: FlagSetting | None, value: str) -> tuple[str, str]:
+    if setting is None:
+        return "You set it.", "you"
+    if setting.value is not None and setting.value != value:
+        return f"You set it; the profile says {setting.value}. {setting.why}", "you"
+    return setting.why, ", ".join(setting.source)
+
+
+def _pair_up(argv: Sequence[str]) -> list[tuple[str, str]]:
+    """Flags with their values, out of a command's words."""
+    pairs: list[tuple[str, list[str]]] = []
+    for word in argv:
+        if word.startswith("--"):
+            pairs.append((word, []))
+        elif pairs:
+            pairs[-1][1].append(word)
+    return [(name, " ".join(values)) for name, values in pairs]
+
+
+def _advice_table(advice: Sequence[Advice]) -> Table:
+    table = _plain_table(("when", 24), ("set", 38), ("why", None), ("source", 10))
+    for entry in advice:
+        flags = "\n".join(f"{name[2:]}={value}" for name, value in entry.set.items())
+        table.add_row(entry.when, flags, entry.why, ", ".join(entry.source))
+    return table
+
+
+def _plain_table(*widths: tuple[str, int | None]) -> Table:
+    """A table of columns with a greatest width each; one of None takes the rest."""
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    for name, width in widths:
+        table.add_column(name, overflow="fold", max_width=width, ratio=1 if width is None else None)
+    return table
+
+
+def _used_sources(profile: Profile) -> set[str]:
+    entries = (*profile.flags, *profile.auto, *profile.env, *profile.advice)
+    return {name for entry in entries for name in entry.source}
+
+
+def _flag_cells(profile: Profile) -> dict[str, str]:
+    values = profile.flag_values()
+    cells = {setting.flag: values[setting.same_as or setting.flag] or "yes" for setting in profile.flags}
+    return cells | {auto.flag: f"auto ({auto.picks})" for auto in profile.auto}
+
+
+def _count(tokens: int | None) -> str:
+    return "unknown" if tokens is None else f"{tokens:,}"
+
+
+def _add_rows(table: Table, columns: Sequence[Mapping[str, str]]) -> None:
+    for name in dict.fromkeys(name for column in columns for name in column):
+        table.add_row(name, *(column.get(name, _LEFT_OUT) for column in columns))

@@ -1,0 +1,134 @@
+"""`draftmill serve --profile` says what it would start, refuses what SGLang would not take, hides the key."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from run_support import DRAFTMILL
+
+FAKE_SGLANG = """#!{python}
+import json, os, sys
+json.dump([sys.argv[1:], os.environ.get("OMP_NUM_THREADS")], open("started.json", "w"))
+"""
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Run `draftmill serve` in a folder of its own, with nothing on PATH."""
+
+    def call(*flags, **env):
+        own = {"PATH": "", "HOME": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        return subprocess.run(
+            [*DRAFTMILL, "serve", *flags],
+            cwd=tmp_path,
+            env={**own, **env},
+            timeout=120,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def fake_bin(tmp_path):
+    """A folder with an `sglang` that writes down how it was started."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "sglang"
+    script.write_text(FAKE_SGLANG.format(python=sys.executable))
+    script.chmod(0o755)
+    return folder
+
+
+def test_a_dry_run_prints_the_command_and_nothing_else(serve):
+    """On stdout, so that it can be piped; who checked it is said beside it."""
+    done = serve("--profile", "cpu", "--model", "m", "--set", "tp-size=2", "--port", "1234", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("OMP_NUM_THREADS=1 ")
+    assert " sglang serve --model-path m --host 127.0.0.1 --port 1234 " in done.stdout
+    assert "--tp-size 2" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert "checked against the flags of SGLang 0.5.23" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--profile", "h100", "--model", "m"], ["'h100'", "h200-x8"]),
+        (["--profile", "cpu"], ["--model"]),
+        (["--profile", "cpu", "--model", "m", "--preset", "fast"], ["'fast'"]),
+        (["--profile", "cpu", "--model", "m", "--set", "tp=2"], ["--tp-size"]),
+        (["--profile", "cpu", "--model", "m", "--set", "enable-metrics"], ["flag=value"]),
+        (["--profile", "cpu", "--model", "m", "--slots", "2"], ["--slots"]),
+        (["--profile", "cpu", "--model", "m", "--python", "gone"], ["gone"]),
+        (["--profile", "cpu", "--model", "m", "--port", "0"], ["--port"]),
+        (["--profile", "cpu", "--model", "m"], ["cannot start SGLang", "--python"]),
+        (["--dry-run"], ["--dry-run", "--profile"]),
+        (["--set", "tp-size=2", "--explain"], ["--set, --explain", "--profile"]),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_to_write(serve, flags, words):
+    """Nothing is started."""
+    done = serve(*flags)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_explain_fits_into_100_columns(serve):
+    """A paragraph first, then a reason for every flag and variable; what was changed is marked."""
+    done = serve("--profile", "rtx-pro-6000-x8", "--model", "m", "--set", "page-size=64", "--explain")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[0].startswith("rtx-pro-6000-x8: 8x RTX PRO 6000")
+    assert max(map(len, lines)) <= 100
+    assert "4,578" in done.stdout
+    for name in ("--attention-backend", "--cuda-graph-max-bs-decode", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        assert f" {name} " in done.stdout
+    assert "You set it." in done.stdout
+    assert "magik: the public findings" in done.stdout
+
+
+def test_profiles_are_compared_in_one_table(serve):
+    """Flags are rows, profiles are columns, no name is cut."""
+    done = serve("--profiles")
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("b200-x8", "rtx-pro-6000-x8", "--cuda-graph-max-bs-decode"))
+    assert "…" not in done.stdout
+    [row] = [line.split() for line in done.stdout.splitlines() if "--mem-fraction-static" in line]
+    assert row[1:] == ["0.85", "0.85", "0.5", "0.85", "0.85", "0.94"]
+
+
+def test_the_server_gets_its_flags_its_environment_and_its_key(serve, fake_bin, tmp_path):
+    """The key is in a file of mode 600, and in no output."""
+    env = {"PATH": str(fake_bin), "DRAFTMILL_API_KEY": "hunter2", "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    done = serve("--profile", "cpu", "--model", "m", **env)
+    assert done.returncode == 0, done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    started = (tmp_path / "started.json").read_text()
+    key_file = tmp_path / "run/draftmill/sglang-30000.yaml"
+    assert "hunter2" not in started
+    assert started.endswith(f'"--config", "{key_file}"], "1"]')
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert key_file.read_text() == 'api-key: "hunter2"\n'
+
+
+def test_a_dry_run_with_a_key_writes_no_file(serve, tmp_path):
+    """It says where the key would be, not what it is."""
+    env = {"DRAFTMILL_API_KEY": "hunter2", "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    done = serve("--profile", "cpu", "--model", "m", "--dry-run", **env)
+    assert "sglang-30000.yaml, mode 600" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_open_server_on_the_network_is_warned_about(serve):
+    """Everybody could use it."""
+    done = serve("--profile", "cpu", "--model", "m", "--set", "host=0.0.0.0", "--dry-run")
+    assert done.returncode == 0
+    assert "no key" in done.stderr
