@@ -55,7 +55,7 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
     async with open_server(parameters) as base_urls:
         session = await warm_up_server(replace(to_warm_up_rules(parameters, base_urls), **turns))
         try:
-            record_run(parameters, session.fingerprint)
+            record_run(parameters, session.fingerprint, servers=session.report.settings)
             resources = session.resources
             async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
                 with use_session(session):
@@ -182,16 +182,24 @@ def to_export_rules(parameters: RunParameters) -> ExportRules:
     return ExportRules(export.eval_fraction, parameters.seed, export.formats, export.partial)
 
 
-def record_run(parameters: RunParameters, fingerprint: Mapping[str, Any]) -> None:
+def record_run(
+    parameters: RunParameters,
+    fingerprint: Mapping[str, Any],
+    *,
+    servers: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Check the run's fingerprint against the folder's and write both into run.json.
+
+    `servers` are the settings of each, without secrets; None leaves those that are there.
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
     """
+    details = {"draftmill": version("draftmill"), **to_run_details(parameters)}
     update_run_file(
         Path(parameters.output_dir),
         fingerprint=fingerprint,
-        details={"draftmill": version("draftmill"), **to_run_details(parameters)},
+        details=details if servers is None else {**details, "servers": servers},
         now=datetime.now(UTC).isoformat(timespec="seconds"),
         accept_changed=parameters.accept_changed,
     )
