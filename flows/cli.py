@@ -14,6 +14,18 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flows.console import make_console
+from flows.options import (
+    AcceptChanged,
+    BaseUrls,
+    Budget,
+    Datasets,
+    Mode,
+    Output,
+    ParamFile,
+    RetryRejected,
+    Samples,
+    to_overrides,
+)
 
 app = typer.Typer(
     name="draftmill",
@@ -30,9 +42,9 @@ _RUN_EPILOG = """\
 Exit status:
   0    every dataset is complete, or has used all its prompts
   1    a failure that may pass by itself: a server is away, a dataset failed
-  2    refused until something is changed: a parameter, settings other than
-       the folder's, a damaged run.json, an output folder or PREFECT_API_URL
-       that cannot be used
+  2    refused until something is changed: a parameter, what draftmill check
+       finds, settings other than the folder's, a damaged run.json, an output
+       folder or PREFECT_API_URL that cannot be used
   130  interrupted by Ctrl-C or SIGTERM; the same command goes on
 
 \b
@@ -43,31 +55,17 @@ Environment:
   PREFECT_HOME       where such a server keeps its runs (~/.prefect)
 """
 
-_ParamFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--param-file", "-p", metavar="FILE", help="YAML or JSON file of parameters (see --help-parameters)."
-    ),
-]
-_Datasets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dataset",
-        "-d",
-        metavar="NAME",
-        help="Only this dataset of the file or the catalog; may be repeated.",
-    ),
-]
-_Output = Annotated[
-    Path | None,
-    typer.Option("--output-dir", "-o", metavar="FOLDER", help="Where everything is written."),
-]
-_Budget = Annotated[
-    int | None,
-    typer.Option(
-        min=1, metavar="TOKENS", help="Budget of completion tokens for every dataset, whatever the file says."
-    ),
-]
+_CHECK_EPILOG = """\
+\b
+Exit status:
+  0  the run can start
+  1  a server does not answer, or another run is at work in the folder
+  2  something has to be changed first; each is named in a line of its own
+
+\b
+Environment:
+  DRAFTMILL_API_KEY  the key of the SGLang servers, if they ask for one
+"""
 
 
 def main() -> None:
@@ -83,34 +81,15 @@ def main() -> None:
 
 @app.command(epilog=_RUN_EPILOG)
 def run(
-    param_file: _ParamFile = None,
-    dataset: _Datasets = None,
-    max_tokens_per_dataset: _Budget = None,
-    max_samples: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="At most so many responses each.")
-    ] = None,
-    output_dir: _Output = None,
-    base_url: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="An SGLang server (mode connect); may be repeated."),
-    ] = None,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            metavar="connect|embedded",
-            help="Use running servers, or start a small model on this machine's CPU for a trial.",
-        ),
-    ] = None,
-    accept_changed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD",
-            help="Setting that may differ from the folder's, as the refusal names it; may be repeated.",
-        ),
-    ] = None,
-    retry_rejected: Annotated[
-        bool, typer.Option("--retry-rejected", help="Ask prompts again that were set aside for good.")
-    ] = False,
+    param_file: ParamFile = None,
+    dataset: Datasets = None,
+    max_tokens_per_dataset: Budget = None,
+    max_samples: Samples = None,
+    output_dir: Output = None,
+    base_url: BaseUrls = None,
+    mode: Mode = None,
+    accept_changed: AcceptChanged = None,
+    retry_rejected: RetryRejected = False,
     help_parameters: Annotated[
         bool, typer.Option("--help-parameters", help="Print every parameter with its default and exit.")
     ] = False,
@@ -124,16 +103,8 @@ def run(
     if help_parameters:
         _print_parameters()
         return
-    if mode == "embedded" and base_url:
-        fail("--mode embedded starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
-    overrides: dict[str, Any] = {
-        "max_samples": max_samples,
-        "max_tokens_per_dataset": max_tokens_per_dataset,
-        "output_dir": None if output_dir is None else str(output_dir),
-        "accept_changed": accept_changed or None,
-        "retry_rejected": retry_rejected or None,
-    }
-    server = {"base_urls": base_url or None, "mode": mode or ("connect" if base_url else None)}
+    overrides = to_overrides(max_samples, max_tokens_per_dataset, output_dir, accept_changed, retry_rejected)
+    server = _to_server(base_url, mode)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends a run as Ctrl-C does, from the start
     try:
         code = _run_flow(_load(param_file, overrides, server=server, only=dataset))
@@ -141,6 +112,32 @@ def run(
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         say(f"interrupted; everything generated is saved. {_AGAIN}")
+    _exit(code)
+
+
+@app.command(epilog=_CHECK_EPILOG)
+def check(
+    param_file: ParamFile = None,
+    dataset: Datasets = None,
+    max_tokens_per_dataset: Budget = None,
+    max_samples: Samples = None,
+    output_dir: Output = None,
+    base_url: BaseUrls = None,
+    mode: Mode = None,
+    accept_changed: AcceptChanged = None,
+    retry_rejected: RetryRejected = False,
+) -> None:
+    """Check whether a run could succeed, and print its plan. Takes the flags of run and generates nothing.
+
+    Example: draftmill check --param-file params.yaml
+    """
+    overrides = to_overrides(max_samples, max_tokens_per_dataset, output_dir, accept_changed, retry_rejected)
+    server = _to_server(base_url, mode)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        code = _run_check(_load(param_file, overrides, server=server, only=dataset))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
     _exit(code)
 
 
@@ -201,6 +198,34 @@ def _load(
         return complete_parameters(build_parameters(raw))
     except InputError as exc:
         fail(str(exc), EXIT_BAD_INPUT)
+
+
+def _to_server(base_url: list[str] | None, mode: str | None) -> dict[str, Any]:
+    if mode == "embedded" and base_url:
+        fail("--mode embedded starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
+    return {"base_urls": base_url or None, "mode": mode or ("connect" if base_url else None)}
+
+
+def _run_check(parameters: Any) -> int:
+    from flows.interrupts import run_until_interrupted
+
+    set_up_prefect()
+    output_dir = Path(parameters.output_dir)
+    was_there = output_dir.exists()
+    _check_folder(output_dir)
+    try:
+        _check_free(output_dir)
+        say("checking; it takes some seconds")
+        from flows.check import check_run
+
+        return run_until_interrupted(
+            check_run(parameters), exit_code=EXIT_INTERRUPTED, last_words="draftmill: stopped at once"
+        )
+    finally:
+        if not was_there:
+            from flows.check import remove_traces
+
+            remove_traces(output_dir)
 
 
 def _run_flow(parameters: Any) -> int:

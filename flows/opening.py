@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
 from serving.embedded.launcher import EmbeddedServer
 from serving.shared_server import share_server
@@ -23,6 +24,7 @@ from tasks.core.window import Lane
 from tasks.dispatch import DispatchRules
 from tasks.export import ExportRules
 from tasks.generation import GenerationRules
+from tasks.planning import DatasetWork
 from tasks.prepare import PrepareRequest
 from tasks.session import Session, find_session, use_session
 from tasks.warm_up import WarmUpRules, close_session, warm_up_server
@@ -50,12 +52,12 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
-        PreflightError, NotReady, TokenizerError, EmbeddedError: the run could not succeed.
+        PreflightError, NotReady, EmbeddedError: the run could not succeed.
     """
     async with open_server(parameters) as base_urls:
         session = await warm_up_server(replace(to_warm_up_rules(parameters, base_urls), **turns))
         try:
-            record_run(parameters, session.fingerprint)
+            record_run(parameters, session.fingerprint, servers=session.report.settings)
             resources = session.resources
             async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
                 with use_session(session):
@@ -100,6 +102,11 @@ def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> War
         sampling=parameters.sampling.model_dump(),
         lanes=to_lanes(parameters),
         seed=parameters.seed,
+        output_dir=Path(parameters.output_dir),
+        datasets=[to_work(parameters, dataset) for dataset in list_datasets(parameters)],
+        long_prompt_tokens=parameters.lanes.long_prompt_tokens,
+        export_formats=parameters.export.formats,
+        measure_s=parameters.server.measure_s,
         concurrent_datasets=parameters.concurrent_datasets,
         ready_timeout_s=parameters.server.ready_timeout_s,
         request_timeout_s=parameters.server.request_timeout_s,
@@ -122,6 +129,27 @@ def to_plan(parameters: RunParameters, dataset: DatasetSettings) -> DatasetPlan:
     return DatasetPlan(dataset.name, budget_tokens, parameters.max_samples)
 
 
+def to_prepare_options(parameters: RunParameters, dataset: DatasetSettings) -> PrepareOptions:
+    """What decides a dataset's prompts besides its source."""
+    return PrepareOptions(
+        name=dataset.name,
+        adapter=dataset.adapter,
+        seed=parameters.seed,
+        system_prompt=dataset.system_prompt,
+        chat_template_kwargs=dataset.chat_template_kwargs,
+    )
+
+
+def to_work(parameters: RunParameters, dataset: DatasetSettings) -> DatasetWork:
+    """What the plan of a run has to know of a dataset."""
+    return DatasetWork(
+        goal=to_plan(parameters, dataset),
+        source=dataset.source,
+        options=to_prepare_options(parameters, dataset),
+        expected_mean_tokens=dataset.expected_mean_tokens,
+    )
+
+
 def to_prepare_request(
     parameters: RunParameters, dataset: DatasetSettings, fingerprint: Mapping[str, Any]
 ) -> PrepareRequest:
@@ -130,13 +158,7 @@ def to_prepare_request(
     return PrepareRequest(
         output_dir=Path(parameters.output_dir),
         source=dataset.source,
-        options=PrepareOptions(
-            name=dataset.name,
-            adapter=dataset.adapter,
-            seed=parameters.seed,
-            system_prompt=dataset.system_prompt,
-            chat_template_kwargs=dataset.chat_template_kwargs,
-        ),
+        options=to_prepare_options(parameters, dataset),
         fingerprint=fingerprint,
         details={"budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
         accept_changed=tuple(parameters.accept_changed),
@@ -170,16 +192,24 @@ def to_export_rules(parameters: RunParameters) -> ExportRules:
     return ExportRules(export.eval_fraction, parameters.seed, export.formats, export.partial)
 
 
-def record_run(parameters: RunParameters, fingerprint: Mapping[str, Any]) -> None:
+def record_run(
+    parameters: RunParameters,
+    fingerprint: Mapping[str, Any],
+    *,
+    servers: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Check the run's fingerprint against the folder's and write both into run.json.
+
+    `servers` are the settings of each, without secrets; None leaves those that are there.
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
     """
+    details = {"draftmill": version("draftmill"), **to_run_details(parameters)}
     update_run_file(
         Path(parameters.output_dir),
         fingerprint=fingerprint,
-        details={"draftmill": version("draftmill"), **to_run_details(parameters)},
+        details=details if servers is None else {**details, "servers": servers},
         now=datetime.now(UTC).isoformat(timespec="seconds"),
         accept_changed=parameters.accept_changed,
     )

@@ -46,6 +46,8 @@ class Server(_Section):
     """How long a server may do nothing with requests in flight before they are asked again (seconds)."""
     outage_timeout_s: float = Field(1800.0, gt=0)
     """How long all servers may be away in mid-run before a dataset fails (seconds)."""
+    measure_s: float = Field(5.0, ge=0, le=60)
+    """How long the speed is measured before the plan is shown (seconds); a short run does without, 0 too."""
     slots: int = Field(8, ge=1, le=64)
     """Requests that the embedded server works on at once."""
     context_length: int = Field(2048, ge=128)

@@ -104,11 +104,14 @@ class SGLangClient:
             raise read_error(status, content, server=self.base_url)
         return read_generation(content, request=request, vocab_size=self._vocab_size, server=self.base_url)
 
-    async def probe(self, input_ids: list[int], sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's whole answer to one prompt, with the prompt ids it saw; for checks before a run."""
+    async def probe(self, prompt: list[int] | str, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's whole answer to one prompt, with the prompt ids it saw; for checks before a run.
+
+        A prompt that is text is tokenized by the server.
+        """
         body = {
             "rid": f"probe-{uuid.uuid4().hex}",
-            "input_ids": input_ids,
+            "text" if isinstance(prompt, str) else "input_ids": prompt,
             "sampling_params": dict(sampling_params),
             "return_prompt_token_ids": True,
         }

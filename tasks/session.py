@@ -12,16 +12,21 @@ from typing import Any
 
 from tasks.core.tokenizer import TargetTokenizer
 from tasks.generation import Resources
+from tasks.preflight import Report
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An opened run. `fingerprint` is run.json's, without its datasets; `model` is what is served."""
+    """An opened run. `fingerprint` is run.json's, without its datasets; `model` is what is served.
+
+    `report` is what the checks found before it was opened.
+    """
 
     model: str
     target: TargetTokenizer
     resources: Resources
     fingerprint: dict[str, Any]
+    report: Report
 
 
 _current: ContextVar[Session | None] = ContextVar("draftmill_session", default=None)

@@ -1,40 +1,62 @@
-"""Before the first prompt: is the server there, is it the right one, does it see what we send?
+"""Before the first prompt: wait for the servers, have everything checked, and open the session.
 
-Knows which checks refuse a run; does not know datasets. Invariant: a session is opened only on servers
-that answered a probe with the ids that were sent and with ids of their own.
+Knows the order of things; what is checked is in `tasks.preflight`, what is asked in `tasks.probing`.
+Invariant: a session is opened only on servers that answered a probe with the ids that were sent and with ids
+of their own, and only where no check refused.
 """
 
 import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.artifacts import TableArtifact
 from prefect.cache_policies import NO_CACHE
 
 from serving.client import SGLangClient
-from serving.errors import RequestFailed, ServingError
+from serving.errors import ServerMisconfigured
 from serving.pool import STALL_TIMEOUT_S, ServerPool
-from tasks.core.records import Prompt
+from tasks.artifacts import create_artifact, run_artifact_key
 from tasks.core.rendering import Renderer
+from tasks.core.run_plan import OnDisk, RunPlan
+from tasks.core.server_facts import ServerFacts, redact_settings
+from tasks.core.stats import DatasetPlan
 from tasks.core.tokenizer import TargetTokenizer, TokenizerError, load_tokenizer
 from tasks.core.window import Lane, Window
 from tasks.generation import Resources
+from tasks.measure import measure_speed
+from tasks.planning import DatasetWork, count_from_checkpoints, make_plan, sample_datasets
+from tasks.preflight import (
+    Finding,
+    LaneRules,
+    PreflightError,
+    Report,
+    SampledDataset,
+    check_context,
+    check_disk,
+    check_kv_tokens,
+    check_load,
+    check_model,
+    check_prompts,
+    check_special_tokens,
+    check_tools,
+)
+from tasks.probing import explain_misconfigured, measuring_prompt, probe_server
 from tasks.session import Session
 from tasks.turn import ProcessTurn, Turn
 
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "DRAFTMILL_API_KEY"
+MEASURE_FROM_TOKENS = 100_000  # a run of less is over before its speed is of use
 _SAY_EVERY_S = 10.0
 
-
-class PreflightError(ValueError):
-    """The run cannot succeed as it stands; says what to change."""
+CountRows = Callable[[Path, Sequence[DatasetPlan]], Awaitable[dict[str, OnDisk]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +64,8 @@ class WarmUpRules:
     """What to open a session with: the servers, the model asked for and how it will be used.
 
     `turns_folder` is where datasets in processes of their own take turns, None when all are in this one;
-    `turn_place` is this one's place among them.
+    `turn_place` is this one's place among them. `datasets` are those that the session is for. The speed is
+    measured for `measure_s` where `measure_from_tokens` or more are to be made.
     """
 
     base_urls: Sequence[str]
@@ -53,6 +76,12 @@ class WarmUpRules:
     sampling: Mapping[str, Any]
     lanes: Sequence[Lane]
     seed: int
+    output_dir: Path
+    datasets: Sequence[DatasetWork] = ()
+    long_prompt_tokens: int = 4096
+    export_formats: Sequence[str] = ()
+    measure_s: float = 0.0
+    measure_from_tokens: int = MEASURE_FROM_TOKENS
     concurrent_datasets: int = 1
     turns_folder: Path | None = None
     turn_place: int = 0
@@ -64,47 +93,77 @@ class WarmUpRules:
 
 @task(name="warm-up-server", cache_policy=NO_CACHE, persist_result=False)
 async def warm_up_server(rules: WarmUpRules) -> Session:
-    """Wait for the servers, check them, and open the session that the datasets share."""
-    return await open_session(rules)
+    """Wait for the servers, check them, show the plan, and open the session that the datasets share."""
+    try:
+        session = await open_session(rules, count_rows=count_from_checkpoints)
+    except PreflightError as exc:
+        _log(exc.findings)
+        raise
+    _log(session.report.findings)
+    plan = session.report.plan
+    logger.info(
+        "ready: %s at %s, vocabulary %d, context %s",
+        session.model, ", ".join(rules.base_urls), session.target.vocab_size,
+        session.resources.context_length,
+    )  # fmt: skip
+    logger.info(plan.to_line())
+    if rules.turns_folder is None:  # else the plan is one dataset's, and the run around it shows its own
+        await create_artifact(
+            TableArtifact(
+                table=plan.to_rows(),
+                key=run_artifact_key(rules.output_dir, "plan"),
+                description=f"The plan of {rules.output_dir.resolve()}: {plan.to_line()}",
+            )
+        )
+    return session
 
 
-async def open_session(rules: WarmUpRules) -> Session:
-    """The same without Prefect.
+def _log(findings: Sequence[Finding]) -> None:
+    """What a person should know of; refusals are in the error, which is logged by itself."""
+    for one in findings:
+        if one.level in ("warning", "problem"):
+            logger.warning(one.text)
+
+
+async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
+    """The same without Prefect; `count_rows` says what the datasets have on disk.
 
     Raises:
         NotReady: a server did not answer in time.
-        PreflightError: a server answers, but this run could not succeed on it.
-        TokenizerError: the tokenizer cannot be had.
+        PreflightError: the servers answer, but this run could not succeed: all that has to be changed.
     """
     api_key = os.environ.get(API_KEY_VARIABLE) or None
-    info = await _wait_ready(rules, api_key)
-    model = rules.model or str(info.get("served_model_name") or info.get("model_path") or "")
-    target = await asyncio.to_thread(_load_target, rules, model, info)
-    clients = [
-        SGLangClient(
-            url,
-            vocab_size=target.vocab_size,
-            api_key=api_key,
-            request_timeout_s=rules.request_timeout_s,
-            max_connections=sum(lane.concurrency for lane in rules.lanes) + 16,
-        )
-        for url in rules.base_urls
-    ]
-    pool = ServerPool(clients, stall_timeout_s=rules.stall_timeout_s)
+    try:
+        servers = await _wait_ready(rules, api_key)
+    except ServerMisconfigured as exc:
+        raise PreflightError([Finding("refusal", explain_misconfigured(exc))]) from exc
+    model = rules.model or next(reversed(servers[0].names), "")
+    findings = [check_model(facts, model) for facts in servers]  # None asked for: all serve the same
+    try:
+        target = await asyncio.to_thread(_load_target, rules, model, servers[0].model_info)
+    except TokenizerError as exc:
+        raise PreflightError([*findings, Finding("refusal", str(exc))]) from exc
+    context_length = _least([target.context_length, *[facts.context_length for facts in servers]])
+    pool = ServerPool(
+        [
+            SGLangClient(
+                url,
+                vocab_size=target.vocab_size,
+                api_key=api_key,
+                request_timeout_s=rules.request_timeout_s,
+                max_connections=sum(lane.concurrency for lane in rules.lanes) + 16,
+            )
+            for url in rules.base_urls
+        ],
+        stall_timeout_s=rules.stall_timeout_s,
+    )
     try:
         renderer = Renderer(target)
-        if not renderer.shows_tools:
-            logger.warning("the chat template ignores tools: they are put into the system prompt as text")
-        context_length = _least([target.context_length, *[await _context_of(client) for client in clients]])
-        for client in clients:
-            await _probe(client, renderer)
+        opening = _Opening(rules, servers, target, renderer, pool, context_length)
+        report = await opening.check(findings, count_rows)
     except BaseException:
         await pool.close()
         raise
-    logger.info(
-        "ready: %s at %s, vocabulary %d, context %s",
-        model, ", ".join(rules.base_urls), target.vocab_size, context_length,
-    )  # fmt: skip
     return Session(
         model=model,
         target=target,
@@ -112,11 +171,86 @@ async def open_session(rules: WarmUpRules) -> Session:
             pool=pool,
             window=Window({lane.name: lane for lane in rules.lanes}, is_shared=rules.concurrent_datasets > 1),
             renderer=renderer,
-            context_length=context_length,
+            context_length=_least([context_length, *[facts.kv_tokens for facts in servers]]),
             turn=_make_turn(rules),
         ),
         fingerprint=_fingerprint(rules, model, target),
+        report=report,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A session that is not open yet; `context_length` is the model's or what servers were started with."""
+
+    rules: WarmUpRules
+    servers: Sequence[ServerFacts]
+    target: TargetTokenizer
+    renderer: Renderer
+    pool: ServerPool
+    context_length: int | None
+
+    async def check(self, findings: list[Finding], count_rows: CountRows) -> Report:
+        """Everything there is to check, then the speed.
+
+        Raises:
+            PreflightError: something has to be changed.
+        """
+        rules = self.rules
+        samples = await asyncio.to_thread(sample_datasets, rules.datasets, self.renderer)
+        on_disk = await count_rows(rules.output_dir, [work.goal for work in rules.datasets])
+        plan = make_plan(rules.datasets, samples, on_disk, lanes=rules.lanes)
+        findings = [*findings, *self._check_settings([one.dataset for one in samples], plan)]
+        findings += await self._probe([one.dataset for one in samples])
+        if any(one.level == "refusal" for one in findings):
+            raise PreflightError(findings)
+        settings = {facts.url: redact_settings(facts.server_info) for facts in self.servers}
+        return Report(findings, RunPlan(plan.datasets, await self._measure(plan)), settings)
+
+    def _check_settings(self, datasets: Sequence[SampledDataset], plan: RunPlan) -> list[Finding]:
+        """What needs no answer of a server."""
+        rules = self.rules
+        lanes = LaneRules(rules.lanes, rules.long_prompt_tokens)
+        return [
+            check_special_tokens(self.target),
+            *check_tools(self.renderer, datasets),
+            *check_context(self.context_length, lanes),
+            *check_prompts(datasets, self.context_length),
+            *[check_kv_tokens(facts, lanes, self.context_length) for facts in self.servers],
+            *check_load(self.servers, lanes, datasets, plan),
+            check_disk(
+                rules.output_dir, plan, vocab_size=self.target.vocab_size, formats=rules.export_formats
+            ),
+        ]
+
+    async def _probe(self, datasets: Sequence[SampledDataset]) -> list[Finding]:
+        answers = await asyncio.gather(
+            *(
+                probe_server(
+                    client,
+                    facts,
+                    target=self.target,
+                    renderer=self.renderer,
+                    datasets=datasets,
+                    context_length=self.context_length,
+                )
+                for client, facts in zip(self.pool.clients, self.servers, strict=True)
+            )
+        )
+        return [finding for found in answers for finding in found]
+
+    async def _measure(self, plan: RunPlan) -> float | None:
+        """None for a short run, and for a dataset by itself: others may be at work on the servers."""
+        rules = self.rules
+        is_short = plan.left_tokens < max(1, rules.measure_from_tokens)
+        if is_short or not rules.measure_s or rules.turns_folder is not None:
+            return None
+        prompt = measuring_prompt(self.renderer)
+        room = None if self.context_length is None else self.context_length - len(prompt) - 1
+        concurrency = sum(lane.concurrency for lane in rules.lanes)
+        return await measure_speed(
+            self.pool, prompt, concurrency=concurrency, seconds=rules.measure_s, room=room
+        )
 
 
 def _make_turn(rules: WarmUpRules) -> Turn:
@@ -131,8 +265,8 @@ async def close_session(session: Session) -> None:
     await session.resources.pool.close()
 
 
-async def _wait_ready(rules: WarmUpRules, api_key: str | None) -> dict[str, Any]:
-    """Wait for all servers; returns the first one's /model_info."""
+async def _wait_ready(rules: WarmUpRules, api_key: str | None) -> list[ServerFacts]:
+    """Wait for all servers; returns what each says of itself."""
     last_said_s = float("-inf")
 
     def say(why: str) -> None:
@@ -144,7 +278,10 @@ async def _wait_ready(rules: WarmUpRules, api_key: str | None) -> dict[str, Any]
     pool = ServerPool([SGLangClient(url, api_key=api_key) for url in rules.base_urls])
     try:
         await pool.wait_ready(timeout_s=rules.ready_timeout_s, on_wait=say)
-        return await pool.clients[0].model_info()
+        return [
+            ServerFacts(client.base_url, await client.model_info(), await client.server_info())
+            for client in pool.clients
+        ]
     finally:
         await pool.close()
 
@@ -161,39 +298,6 @@ def _load_target(rules: WarmUpRules, model: str, info: Mapping[str, Any]) -> Tar
         raise TokenizerError(
             f"{exc} (the server names it; set target.tokenizer to one that is here)"
         ) from exc
-
-
-async def _context_of(client: SGLangClient) -> int | None:
-    """The context length a server was started with, as far as it says."""
-    info = await client.server_info()
-    known = [info.get("context_length"), info.get("max_total_num_tokens")]
-    return _least([value if isinstance(value, int) and value > 0 else None for value in known])
-
-
-async def _probe(client: SGLangClient, renderer: Renderer) -> None:
-    """One short answer, to see that ids go in and come out as they are.
-
-    VLM servers once tokenized `input_ids` again (sglang issue 26555): the prompt's length tells.
-    """
-    ids = renderer.render(Prompt(id="probe", messages=[{"role": "user", "content": "Say hello."}]))
-    try:
-        reply = await client.probe(ids, {"max_new_tokens": 4, "temperature": 0.0})
-    except (RequestFailed, ServingError) as exc:
-        raise PreflightError(f"the server does not answer a prompt of {len(ids)} ids: {exc}") from exc
-    meta = reply.get("meta_info") or {}
-    seen = reply.get("prompt_token_ids")
-    if (seen is not None and list(seen) != ids) or meta.get("prompt_tokens") != len(ids):
-        raise PreflightError(
-            f"{client.base_url}: {len(ids)} ids were sent, but the server saw {meta.get('prompt_tokens')} or "
-            "other ones; training data would not be what the model saw. Check that target.tokenizer "
-            "belongs to the served model"
-        )
-    output = reply.get("output_ids")
-    if not isinstance(output, list) or len(output) != meta.get("completion_tokens"):
-        raise PreflightError(
-            f"{client.base_url}: /generate returned no output_ids that match completion_tokens; "
-            "an SGLang server of 0.5 or later is needed"
-        )
 
 
 def known_fingerprint(rules: WarmUpRules) -> dict[str, Any]:

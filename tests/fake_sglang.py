@@ -59,10 +59,12 @@ class FakeServer:
     `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
     half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
     good answer). A prompt with the id `poison` gets a 400, one with the id `mute` an empty answer, each time;
-    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate and /server_info want
-    it. While `gate` is closed it is frozen (/freeze closes it): it takes requests and answers none, and its
-    /v1/loads stands still. `ready` is what /ready says. `answered` counts a prompt's good answers, `faulty`
-    the others by fault.
+    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate and the pages about
+    the server want it. While `gate` is closed it is frozen (/freeze closes it): it takes requests and answers
+    none, and its /v1/loads stands still. `served_model_name`, `context_length` and `max_total_num_tokens` are
+    what it says of itself. With a `tokenizer` (a folder) it takes text too. With `no_ids` its answers have no
+    ids; with a `think_id` they begin with it. `ready` is what /ready says. `answered` counts a prompt's good
+    answers, `faulty` the others by fault.
     """
 
     def __init__(
@@ -78,6 +80,12 @@ class FakeServer:
         down_s=0.1,
         mute=None,
         api_key=None,
+        served_model_name="fake",
+        context_length=2048,
+        max_total_num_tokens=100000,
+        tokenizer=None,
+        no_ids=False,
+        think_id=None,
         seed=0,
     ):
         self.latency_s = latency_s
@@ -104,7 +112,16 @@ class FakeServer:
         self.answered = Counter()
         self.faulty = defaultdict(Counter)
         self.seen = []
-        self.context_length = 2048
+        self.served_model_name = served_model_name
+        self.context_length = context_length
+        self.max_total_num_tokens = max_total_num_tokens
+        self.tokenizer = None
+        if tokenizer is not None:
+            from tokenizers import Tokenizer  # only where it is asked for
+
+            self.tokenizer = Tokenizer.from_file(str(Path(tokenizer) / "tokenizer.json"))
+        self.no_ids = no_ids
+        self.think_id = think_id
         self._server = None
         self._connections = {}
 
@@ -152,8 +169,8 @@ class FakeServer:
 
     async def _answer(self, path, headers, body, writer):
         self.paths[path] += 1
-        is_open = path not in ("/generate", "/server_info")
-        if not is_open and self.api_key and headers.get("authorization") != f"Bearer {self.api_key}":
+        may_come_in = not self.api_key or headers.get("authorization") == f"Bearer {self.api_key}"
+        if path in ("/generate", "/model_info", "/server_info") and not may_come_in:
             await self._send(writer, 401, {"error": "Unauthorized"})
         elif path == "/ready" and not self.ready:
             await self._send(writer, 503, {})
@@ -188,6 +205,17 @@ class FakeServer:
             "decode_moments": [self.steps],
         }
 
+    def _info(self):
+        """With the key in clear, at both levels and in the command line, as SGLang 0.5.23 has it."""
+        info = {
+            "context_length": self.context_length,
+            "max_total_num_tokens": self.max_total_num_tokens,
+            "skip_tokenizer_init": self.tokenizer is None,
+            "api_key": self.api_key,
+            "launch_command": f"--model-path {self.served_model_name} --api-key {self.api_key}",
+        }
+        return {**info, "internal_states": [info]}
+
     async def _die(self):
         """Kill the server under everybody; it is back after a while."""
         self.deaths += 1
@@ -199,13 +227,13 @@ class FakeServer:
     async def _show(self, path, writer):
         pages = {
             "/ready": {},
-            "/model_info": {"model_path": "fake", "tokenizer_path": "fake", "weight_version": "default"},
-            "/server_info": {
-                "context_length": self.context_length,
-                "max_total_num_tokens": 100000,
-                "api_key": self.api_key,
-                "launch_command": " ".join(sys.argv[1:]),
+            "/model_info": {
+                "model_path": self.served_model_name,
+                "served_model_name": self.served_model_name,
+                "tokenizer_path": self.served_model_name,
+                "weight_version": "default",
             },
+            "/server_info": self._info(),
             "/abort_request": {},
             "/stats": {
                 "answered": self.answered,
@@ -219,7 +247,8 @@ class FakeServer:
             await self._send(writer, 404, {"detail": "Not Found"})
 
     async def _generate(self, request, writer):
-        ids, params = request["input_ids"], request["sampling_params"]
+        params = request["sampling_params"]
+        ids = request["input_ids"] if "input_ids" in request else self.tokenizer.encode(request["text"]).ids
         self.seen.append(request)
         fault = self._draw_for(ids)
         self.counts[fault or "good"] += 1
@@ -264,7 +293,11 @@ class FakeServer:
             "completion_tokens": count,
             "cached_tokens": 0,
         }
+        if self.think_id is not None:
+            output = [self.think_id, *output[1:]]
         reply = {"text": "x" * 10, "output_ids": output, "meta_info": meta}
+        if self.no_ids:
+            del reply["output_ids"]
         if request.get("return_prompt_token_ids"):
             reply["prompt_token_ids"] = ids
         if fault is None:
@@ -304,8 +337,14 @@ async def _main(options):
         faults=json.loads(options.faults),
         poison=options.poison,
         mute=options.mute,
-        seed=options.seed,
         api_key=options.api_key,
+        served_model_name=options.served_model_name,
+        context_length=options.context_length,
+        max_total_num_tokens=options.max_total_num_tokens,
+        tokenizer=options.tokenizer,
+        no_ids=options.no_ids == "true",
+        think_id=options.think_id,
+        seed=options.seed,
     )
     if options.die_with is not None:
         await asyncio.sleep(options.die_after_s)
@@ -346,6 +385,12 @@ if __name__ == "__main__":
     parser.add_argument("--faults", default="{}")
     parser.add_argument("--poison", type=int)
     parser.add_argument("--mute", type=int)
+    parser.add_argument("--served-model-name", default="fake")
+    parser.add_argument("--context-length", type=int, default=2048)
+    parser.add_argument("--max-total-num-tokens", type=int, default=100000)
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--no-ids", default="false")
+    parser.add_argument("--think-id", type=int)
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--mean-tokens", type=float, default=40)

@@ -40,7 +40,7 @@ class Runner:
         self.output_dir = folder / "out"
         self.raw = {
             "target": {"model": "fake", "tokenizer": str(tokenizer_dir)},
-            "server": {"mode": "connect", "base_urls": []},
+            "server": {"mode": "connect", "base_urls": [], "measure_s": 0},
             "datasets": [],
             "lanes": {
                 "short": {"concurrency": 8, "max_new_tokens": 200},

@@ -14,15 +14,15 @@ TEMPLATE = (
 VOCAB_SIZE = 1024  # of the pretended model; the tokenizer has fewer
 
 
-def make_tokenizer(folder, *, template=TEMPLATE, context_length=2048):
-    """Write the tokenizer into a folder and return the folder."""
+def make_tokenizer(folder, *, template=TEMPLATE, context_length=2048, merges=True, extra_tokens=()):
+    """Write the tokenizer into a folder and return the folder; without merges each byte is an id."""
     folder.mkdir(parents=True, exist_ok=True)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=SPECIAL,
+        vocab_size=400 if merges else 0,
+        special_tokens=[*SPECIAL, *extra_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -81,7 +81,7 @@ def prepare_prompts(
         return dataclasses.replace(known, reused=True)
     draft = _Draft(folder)
     try:
-        draft.collect(_adapt(sources, options))
+        draft.collect(adapt_rows(sources, options))
         report = PrepareReport(
             key=key,
             rows_read=draft.rows_read,
@@ -121,7 +121,8 @@ def open_prompts(folder: Path) -> PromptFile:
     return PromptFile(folder / PROMPTS)
 
 
-def _adapt(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Prompt | Rejected]:
+def adapt_rows(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Prompt | Rejected]:
+    """Every row of a source, in its order, as a prompt or with why it is none."""
     adapter = get_adapter(options.adapter)
     label = options.name.split("_", 1)[0]
     for row in iter_rows(sources):

@@ -51,6 +51,14 @@ class Renderer:
         """
         return self._check(self._apply_template(prompt, tokenize=True))
 
+    def render_text(self, prompt: Prompt) -> str:
+        """The text that the same ids stand for.
+
+        Raises:
+            RenderError: the template refuses the conversation.
+        """
+        return str(self._apply_template(prompt))
+
     def render_all(self, prompts: Sequence[Prompt]) -> list[list[int] | RenderError]:
         """The same for several prompts, where each that cannot be rendered gives its error.
 

@@ -125,14 +125,7 @@ def update_run_file(
     with _lock(output_dir):
         data = read_run_file(output_dir)
         known = data.get("fingerprint", {})
-        rows = _datasets_with_rows(output_dir)
-        if known:
-            changes = find_changes(_only_datasets(known, rows), fingerprint) if rows else []
-        else:  # responses of an older tool, or run.json was lost: nobody knows what they were made with
-            changes = [Change(RUN_FILE, None, "these settings")] if rows else []
-        refused = [change for change in changes if not _accepts(accept_changed, change.field)]
-        if refused:
-            raise FingerprintChangedError(_explain(output_dir, refused))
+        changes = check_fingerprint(output_dir, fingerprint, accept_changed=accept_changed)
         accepted = [
             {"field": change.field, "old": change.old, "new": change.new, "at": now} for change in changes
         ]
@@ -149,7 +142,28 @@ def update_run_file(
     return data
 
 
-def _datasets_with_rows(output_dir: Path) -> set[str]:
+def check_fingerprint(
+    output_dir: Path, fingerprint: Mapping[str, Any], *, accept_changed: Collection[str] = ()
+) -> list[Change]:
+    """The accepted changes against the fingerprint of the folder; writes nothing.
+
+    Raises:
+        RunFolderError: run.json is damaged.
+        FingerprintChangedError: names each field, both values and the two ways out.
+    """
+    fingerprint = json.loads(json.dumps(fingerprint))
+    known = read_run_file(output_dir).get("fingerprint", {})
+    rows = datasets_with_rows(output_dir)
+    if known:
+        changes = find_changes(_only_datasets(known, rows), fingerprint) if rows else []
+    else:  # responses of an older tool, or run.json was lost: nobody knows what they were made with
+        changes = [Change(RUN_FILE, None, "these settings")] if rows else []
+    if refused := [change for change in changes if not _accepts(accept_changed, change.field)]:
+        raise FingerprintChangedError(_explain(output_dir, refused))
+    return changes
+
+
+def datasets_with_rows(output_dir: Path) -> set[str]:
     """Names of the datasets that have responses already: only those can be mixed up."""
     return {log.parent.name for log in output_dir.glob(f"*/{RESPONSES}") if log.stat().st_size}
 

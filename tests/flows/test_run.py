@@ -21,6 +21,7 @@ from flows.pipeline import DatasetsFailedError, RunReport
 from flows.run_command import exit_code_of, up_command
 from tasks.core.run_file import RunFolderError
 from tasks.core.stats_scan import scan_dataset
+from tasks.preflight import PreflightError
 
 pytestmark = pytest.mark.prefect
 
@@ -240,6 +241,7 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
     [
         ([RunFolderError("x")], 2),
         ([RunFolderError("x"), InputError("x")], 2),
+        ([PreflightError([])], 2),
         ([RunFolderError("x"), RuntimeError("x")], 1),
         ([RuntimeError("x")], 1),
     ],

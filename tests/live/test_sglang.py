@@ -34,6 +34,17 @@ def test_a_run_is_token_exact_and_on_budget(runner, tokenizer_dir):
         assert ids == row["output_ids"]
 
 
+def test_a_check_passes_and_measures(runner):
+    """Ids, tokenizer and memory are as they should be, and the plan has a time."""
+    runner.add_dataset("a", prompts=60)
+    runner.raw["server"]["measure_s"] = 10
+    done = runner.call("check", "--param-file", str(runner.write()), "--max-tokens-per-dataset", "2000")
+    assert done.returncode == 0, done.stderr
+    for words in ("the same ids were seen", "same ids there and here", "KV tokens", "at the measured"):
+        assert words in done.stdout
+    assert not runner.output_dir.exists()
+
+
 def test_a_kill_in_the_middle_is_resumed(runner):
     """After kill -9 of the run the server goes on, and the next run asks only what is left."""
     runner.add_dataset("a", prompts=120)

@@ -1,0 +1,123 @@
+"""What the datasets of a run hold and have: a look at their sources, and a count of what is on disk.
+
+Knows where these are; does not know servers. Invariant: a source that cannot be read is a finding of its
+dataset, and stops no other one.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.core.prepare import PrepareOptions, read_report
+from tasks.core.rendering import Renderer, RenderError
+from tasks.core.response_log import RESPONSES
+from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan, expect_answer_tokens, mean
+from tasks.core.sample import sample_prompts
+from tasks.core.sources import SourceError, resolve_source
+from tasks.core.stats import DatasetPlan
+from tasks.core.stats_scan import scan_dataset
+from tasks.core.window import Lane
+from tasks.preflight import SHORTEST_ROOM, SampledDataset
+from tasks.watch_run import RunWatch
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetWork:
+    """A dataset that a run is to bring to its goal."""
+
+    goal: DatasetPlan
+    source: str
+    options: PrepareOptions
+    expected_mean_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first prompts of a dataset, and how many rows its source has (None: not known)."""
+
+    dataset: SampledDataset
+    rows: int | None = None
+
+
+def sample_datasets(works: Sequence[DatasetWork], renderer: Renderer) -> list[Sample]:
+    """Read and render the first prompts of each source."""
+    return [_sample(work, renderer) for work in works]
+
+
+def make_plan(
+    works: Sequence[DatasetWork],
+    samples: Sequence[Sample],
+    on_disk: Mapping[str, OnDisk],
+    *,
+    lanes: Sequence[Lane],
+) -> RunPlan:
+    """What is left to do, as it seems before the first answer."""
+    longest = max(lane.max_new_tokens for lane in lanes)
+    planned = []
+    for work, sample in zip(works, samples, strict=True):
+        there = on_disk.get(work.goal.name, OnDisk())
+        planned.append(
+            PlannedDataset(
+                goal=work.goal,
+                on_disk=there,
+                prompts=sample.rows,
+                prompt_tokens=mean(sample.dataset.prompt_tokens, default=SHORTEST_ROOM),
+                answer_tokens=expect_answer_tokens(work.expected_mean_tokens, there, max_new_tokens=longest),
+            )
+        )
+    return RunPlan(tuple(planned))
+
+
+async def count_from_logs(output_dir: Path, goals: Sequence[DatasetPlan]) -> dict[str, OnDisk]:
+    """What each dataset has, read from its log: seconds a gigabyte, and nothing else is needed."""
+    return {goal.name: await asyncio.to_thread(_count, output_dir, goal) for goal in goals}
+
+
+async def count_from_checkpoints(output_dir: Path, goals: Sequence[DatasetPlan]) -> dict[str, OnDisk]:
+    """The same from the checkpoints, at once; only a log without one is read."""
+    progress = await RunWatch(output_dir, goals).look()
+    found = {}
+    for goal, one in zip(goals, progress.datasets, strict=True):
+        found[goal.name] = OnDisk(one.rows, one.completion_tokens)
+        if not one.rows:
+            found[goal.name] = await asyncio.to_thread(_count, output_dir, goal)
+    return found
+
+
+def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
+    name = work.goal.name
+    kwargs = work.options.chat_template_kwargs
+    try:
+        sample = sample_prompts(resolve_source(work.source, base=Path.cwd()), work.options)
+    except (SourceError, OSError) as exc:
+        return Sample(SampledDataset(name=name, chat_template_kwargs=kwargs, problem=str(exc)))
+    rendered = renderer.render_all(sample.prompts)
+    counts = [len(ids) for ids in rendered if not isinstance(ids, RenderError)]
+    problem = None
+    if not counts and sample.is_whole:
+        refused = next((one.detail for one in rendered if isinstance(one, RenderError)), None)
+        problem = f"no row gives a prompt ({refused or 'the adapter rejects all'}); check its source"
+    dataset = SampledDataset(
+        name=name,
+        chat_template_kwargs=sample.prompts[0].chat_template_kwargs if sample.prompts else kwargs,
+        prompt_tokens=counts,
+        has_tools=any(prompt.tools for prompt in sample.prompts),
+        problem=problem,
+    )
+    return Sample(dataset, sample.rows)
+
+
+def _count(output_dir: Path, goal: DatasetPlan) -> OnDisk:
+    folder = output_dir / goal.name
+    if not (folder / RESPONSES).exists():
+        return OnDisk()
+    report = read_report(folder)
+    stats = scan_dataset(
+        folder,
+        name=goal.name,
+        budget_tokens=goal.budget_tokens,
+        max_samples=goal.max_samples,
+        prompts=None if report is None else report.prompts,
+    )
+    return OnDisk(stats.rows, stats.completion_tokens)

@@ -1,0 +1,208 @@
+"""`draftmill check`: each reason why a run could not succeed is one line and exit 2; Prefect is not asked."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from prefect.client.orchestration import get_client
+from run_support import Runner
+from tiny_tokenizer import make_tokenizer
+from typer.testing import CliRunner
+
+from flows.cli import app
+
+THINK = ("<think>", "</think>")
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """A tokenizer that has think tokens: the ids 3 and 4."""
+    return make_tokenizer(tmp_path_factory.mktemp("thinker"), extra_tokens=THINK)
+
+
+@pytest.fixture
+def checked(tmp_path, tokenizer_dir, fake_server, monkeypatch):
+    """`checked(**options)` checks a small run against a fake server with these options, in this process."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # it would fail if it were asked
+    runner = Runner(tmp_path, tokenizer_dir, env={})
+    runner.add_dataset("a", prompts=20)
+
+    def check(*flags, **options):
+        runner.raw["server"]["base_urls"] = [fake_server(**{"tokenizer": str(tokenizer_dir), **options})]
+        monkeypatch.chdir(tmp_path)
+        return CliRunner().invoke(app, ["check", "--param-file", str(runner.write()), *flags])
+
+    check.runner = runner
+    return check
+
+
+def _assert_refused(done, *words):
+    assert done.exit_code == 2, done.output
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith("draftmill: checking")]
+    for word in words:
+        assert word in line
+
+
+def test_a_run_that_could_succeed_passes(checked):
+    """What was checked and the plan are printed, and no trace of it is left."""
+    done = checked("--max-tokens-per-dataset", "400")
+    assert done.exit_code == 0, done.output
+    for words in (
+        "serves 'fake'",
+        "one id each",
+        "same ids there and here",
+        "KV tokens",
+        "free",
+        "The run can",
+    ):
+        assert words in done.stdout
+    assert "400" in done.stdout
+    assert not checked.runner.output_dir.exists()
+
+
+def test_the_speed_is_measured_and_tells_the_time(checked):
+    """With the window full, for as long as the parameter says."""
+    checked.runner.raw["server"]["measure_s"] = 2
+    done = checked("--max-tokens-per-dataset", "400", tokens_per_s=200)
+    assert done.exit_code == 0, done.output
+    assert "at the measured" in done.stdout
+
+
+def test_another_model_is_refused(checked):
+    """Both names are said."""
+    _assert_refused(checked(served_model_name="org/other"), "'org/other'", "target.model is 'fake'")
+
+
+def test_a_tokenizer_that_counts_differently_is_refused(checked, tmp_path):
+    """The server's own tokenizer decides."""
+    other = make_tokenizer(tmp_path / "other", merges=False)
+    _assert_refused(checked(tokenizer=str(other)), "tokenizes a text into", "target.tokenizer")
+
+
+def test_a_context_too_small_for_a_lane_is_refused(checked):
+    """No prompt of the short lane would leave room for an answer."""
+    _assert_refused(checked(context_length=200), "context of 200", "lanes.short", "--context-length")
+
+
+def test_a_context_that_only_cuts_is_no_refusal(checked):
+    """It is said."""
+    done = checked(context_length=400)
+    assert done.exit_code == 0, done.output
+    assert "longer ones are cut" in done.stdout
+
+
+def test_a_full_disk_is_refused(checked, monkeypatch):
+    """With the path, the bytes needed and the bytes free."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    _assert_refused(checked(), str(checked.runner.output_dir), "bytes) for rows", "1,000 bytes) free")
+
+
+def test_prompts_that_end_need_no_disk_for_the_budget(checked):
+    """A budget that means all prompts is no reason to refuse; that they may not suffice is said."""
+    done = checked("--max-tokens-per-dataset", "1000000000000")
+    assert done.exit_code == 0, done.output
+    assert "about 20 prompts may not suffice" in done.stdout
+
+
+def test_too_few_kv_tokens_are_refused(checked):
+    """One request alone has to fit."""
+    _assert_refused(checked(max_total_num_tokens=300), "300 KV tokens", "456", "--mem-fraction-static")
+
+
+def test_a_server_without_ids_is_refused(checked):
+    """It answers, but nothing could be trained on."""
+    _assert_refused(checked(no_ids=True), "no output_ids", "completion_tokens")
+
+
+def test_thinking_that_does_not_come_is_refused(checked, thinker):
+    """The dataset asks for it, the tokenizer has the tokens, and the answer has none of them."""
+    checked.runner.raw["target"]["tokenizer"] = str(thinker)
+    checked.runner.raw["datasets"][0]["chat_template_kwargs"] = {"thinking": True}
+    _assert_refused(checked(tokenizer=str(thinker)), "'a'", "thinking expected but absent", "<think>")
+    assert checked(tokenizer=str(thinker), think_id=3).exit_code == 0
+
+
+def test_all_refusals_come_together(checked):
+    """One line for each."""
+    done = checked(served_model_name="other", context_length=200, no_ids=True)
+    assert done.exit_code == 2
+    lines = done.stderr.splitlines()[1:]
+    assert len(lines) == 3
+    assert all(any(word in line for line in lines) for word in ("'other'", "lanes.short", "no output_ids"))
+
+
+def test_a_tokenizer_that_is_not_there_is_refused(checked):
+    """Together with what can be said without one."""
+    checked.runner.raw["target"]["tokenizer"] = str(checked.runner.folder / "none")
+    done = checked(served_model_name="other")
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 3
+
+
+def test_a_source_without_a_prompt_is_named(checked):
+    """A run would generate the other datasets; the check says what is wrong with this one."""
+    (checked.runner.folder / "a.jsonl").write_text('{"no": "messages"}\n')
+    _assert_refused(checked(), "'a'", "no row gives a prompt")
+
+
+def test_a_server_that_is_away_is_exit_1(checked):
+    """It may come back: nothing has to be changed."""
+    checked.runner.raw["server"]["ready_timeout_s"] = 0.1
+    checked.runner.raw["server"]["base_urls"] = ["http://127.0.0.1:9"]
+    done = CliRunner().invoke(app, ["check", "--param-file", str(checked.runner.write())])
+    assert done.exit_code == 1
+    assert "not ready after" in done.stderr
+
+
+def test_a_server_that_only_fails_is_exit_1(checked):
+    """It is asked several times before."""
+    done = checked(faults={"status_500": 1.0})
+    assert done.exit_code == 1
+    assert "fails to answer a short prompt" in done.stderr
+
+
+def test_rows_made_with_other_settings_are_refused(checked):
+    """As a run would refuse them; nothing is written."""
+    folder = checked.runner.output_dir / "a"
+    folder.mkdir(parents=True)
+    (folder / "raw_responses.jsonl").write_text("{}\n")
+    done = checked()
+    assert done.exit_code == 2
+    assert "holds responses made with other settings" in done.stderr
+    assert not (checked.runner.output_dir / "run.json").exists()
+
+
+def test_a_wrong_key_is_refused(checked, monkeypatch):
+    """The variable is named; the key is not shown."""
+    monkeypatch.setenv("DRAFTMILL_API_KEY", "wrong-marker")
+    done = checked(api_key="right-marker")
+    _assert_refused(done, "401", "DRAFTMILL_API_KEY")
+    assert "marker" not in done.output
+
+
+@pytest.mark.prefect
+def test_a_secret_reaches_neither_file_nor_log_nor_artifact(runner, fake_server, prefect_url):
+    """The server's key is in /server_info in clear, twice, and in its command line."""
+    secret = "marker-5f3c9a"  # noqa: S105  no secret
+    runner.env = {**runner.env, "DRAFTMILL_API_KEY": secret, "PREFECT_LOGGING_LEVEL": "DEBUG"}
+    runner.raw["server"]["base_urls"] = [url] = [fake_server(api_key=secret)]
+    runner.add_dataset("a", prompts=20)
+    done = runner.run("--max-tokens-per-dataset", "300")
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((runner.output_dir / "run.json").read_text())["details"]["servers"][url]
+    assert (settings["api_key"], settings["launch_command"]) == ("<redacted>", "<redacted>")
+    assert settings["max_total_num_tokens"] == 100000
+    checked = runner.call("check", "--param-file", "params.yaml")
+    assert checked.returncode == 0, checked.stderr
+    said = [done.stdout, done.stderr, checked.stdout, checked.stderr]
+    files = [path.read_bytes() for path in runner.output_dir.rglob("*") if path.is_file()]
+    assert not any(secret in text for text in said)
+    assert not any(secret.encode() in content for content in files)
+    with get_client(sync_client=True) as client:
+        pages = [
+            client._client.post(path, json={"limit": 200}).text
+            for path in ("/logs/filter", "/artifacts/filter", "/flow_runs/filter", "/task_runs/filter")
+        ]
+    assert not any(secret in page for page in pages)
+    assert "to make: about" in pages[1]

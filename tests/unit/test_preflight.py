@@ -1,0 +1,253 @@
+"""The checks before a run, one by one, without a server."""
+
+from pathlib import Path
+
+import pytest
+from tiny_tokenizer import TEMPLATE, make_tokenizer
+
+from tasks.core.rendering import Renderer
+from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan
+from tasks.core.server_facts import ServerFacts
+from tasks.core.special_tokens import ThinkTokens, find_special_tokens, find_think_tokens
+from tasks.core.stats import DatasetPlan
+from tasks.core.tokenizer import load_tokenizer
+from tasks.core.window import Lane
+from tasks.preflight import (
+    Finding,
+    LaneRules,
+    PreflightError,
+    SampledDataset,
+    check_context,
+    check_ids,
+    check_kv_tokens,
+    check_load,
+    check_model,
+    check_prompts,
+    check_special_tokens,
+    check_text_ids,
+    check_thinking,
+    check_tools,
+    find_thinkers,
+)
+
+URL = "http://s"
+LANES = LaneRules([Lane("short", 150, 10240), Lane("long", 32, 16384)], 4096)
+THINK = ThinkTokens("<think>", 3, 4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """A tiny tokenizer with think tokens."""
+    folder = make_tokenizer(tmp_path_factory.mktemp("tok"), extra_tokens=("<think>", "</think>"))
+    return load_tokenizer(str(folder))
+
+
+def _facts(name="m", **info):
+    return ServerFacts(URL, {"model_path": name}, info)
+
+
+def _levels(findings):
+    return [one.level for one in findings]
+
+
+@pytest.mark.parametrize(
+    ("asked", "served", "is_same"),
+    [
+        ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5", True),
+        ("moonshotai/Kimi-K2.5", "moonshotai/kimi-k2.5/", True),
+        ("moonshotai/Kimi-K2.5", "/models/Kimi-K2.5", True),
+        ("moonshotai/Kimi-K2.5", "/cache/models--moonshotai--Kimi-K2.5/snapshots/0a1b", True),
+        ("moonshotai/Kimi-K2.5", "Kimi-K2.5", True),
+        ("moonshotai/Kimi-K2.5", "someone/Kimi-K2.5", False),
+        ("moonshotai/Kimi-K2.5", "/models/Kimi-K2", False),
+        ("moonshotai/Kimi-K2.5", "/cache/models--moonshotai--Kimi-K2/snapshots/0a1b", False),
+    ],
+)
+def test_a_model_is_the_same_by_its_id_or_the_end_of_its_path(asked, served, is_same):
+    """Machines mount models where they like."""
+    assert (check_model(_facts(served), asked).level == "note") is is_same
+
+
+def test_a_served_name_that_was_asked_for_is_enough():
+    """It may stand for any path."""
+    facts = ServerFacts(URL, {"model_path": "/x", "served_model_name": "kimi"}, {})
+    assert check_model(facts, "kimi").level == "note"
+    refusal = check_model(facts, "other")
+    assert refusal.level == "refusal"
+    assert all(name in refusal.text for name in ("'/x'", "'kimi'", "'other'"))
+
+
+def test_special_tokens_are_those_of_the_template(target):
+    """What looks like one and is none in the tokenizer is asked of the server, not refused."""
+    assert find_special_tokens(target.tokenizer) == ["<|begin|>", "<|end|>"]
+    assert check_special_tokens(target).level == "note"
+
+
+def test_a_special_token_in_pieces_is_refused(target, monkeypatch):
+    """The corrupted <think> of a tokenizer that AutoTokenizer half understood."""
+    monkeypatch.setattr("tasks.core.special_tokens.encode_plain", lambda _, text: list(range(len(text))))
+    refusal = check_special_tokens(target)
+    assert refusal.level == "refusal"
+    assert "'<|begin|>' is 9 ids" in refusal.text
+
+
+@pytest.mark.parametrize(
+    ("servers", "level"),
+    [
+        ([5, 6], "note"),
+        ([0, 5, 6], "note"),
+        ([1, 5, 6], "refusal"),
+        ([5], "refusal"),
+        ([], "refusal"),
+        (None, "warning"),
+    ],
+)
+def test_only_a_beginning_of_text_may_be_added(target, servers, level):
+    """Which says nothing about prompts that are sent as ids."""
+    assert check_text_ids(URL, target, ours=[5, 6], ours_with_added=[5, 6], servers=servers).level == level
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({"prompt_token_ids": None}, None),
+        ({"prompt_token_ids": [1, 9]}, "the server saw"),
+        ({"meta_info": {"prompt_tokens": 3, "completion_tokens": 1}}, "the server saw 3"),
+        ({"output_ids": None}, "no output_ids"),
+        ({"output_ids": []}, "0 output_ids"),
+        ({"output_ids": [1, 2]}, "2 output_ids for 1"),
+        ({"meta_info": None}, "the server saw None"),
+    ],
+)
+def test_ids_go_in_and_come_out(change, words):
+    """As many as are counted, and the very ones that were sent."""
+    reply = {
+        "prompt_token_ids": [1, 2],
+        "output_ids": [7],
+        "meta_info": {"prompt_tokens": 2, "completion_tokens": 1},
+    }
+    found = check_ids(URL, sent=[1, 2], reply={**reply, **change})
+    assert (found.level == "refusal") is (words is not None)
+    assert (words or "") in found.text
+
+
+def test_think_tokens_are_found_only_where_they_are_ids(target, tmp_path):
+    """A tokenizer that splits them belongs to a model that does not think."""
+    assert find_think_tokens(target.tokenizer) == THINK
+    plain = load_tokenizer(str(make_tokenizer(tmp_path / "plain")))
+    assert find_think_tokens(plain.tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "thinks"),
+    [
+        ([1], [3, 9], True),
+        ([1, 3], [9, 9, 9], True),
+        ([1, 3], [4, 9], False),
+        ([1, 3, 4], [9], False),
+        ([1], [9, 9], False),
+    ],
+)
+def test_a_thought_is_opened_and_not_closed_at_once(prompt, answer, thinks):
+    """By the template or by the model."""
+    found = check_thinking(URL, "a", THINK, sent=prompt, reply={"output_ids": answer})
+    assert (found.level == "note") is thinks
+
+
+def test_who_is_to_think():
+    """Who asks for it by any of the switches, and by default whoever does not refuse it."""
+    datasets = [
+        SampledDataset(name="on", chat_template_kwargs={"enable_thinking": True}),
+        SampledDataset(name="off", chat_template_kwargs={"thinking": False}),
+        SampledDataset(name="silent"),
+    ]
+    for by_default, names in ((False, ["on"]), (True, ["on", "silent"])):
+        assert [one.name for one in find_thinkers(datasets, opens_by_default=by_default)] == names
+
+
+@pytest.mark.parametrize(
+    ("context", "levels"),
+    [
+        (262144, ["note"]),
+        (16000, ["warning", "note"]),
+        (8000, ["warning", "warning"]),
+        (4096, ["warning", "note"]),
+        (257, ["refusal", "note"]),
+        (None, ["warning"]),
+    ],
+)
+def test_a_context_suffices_cuts_or_is_too_small(context, levels):
+    """A long lane that no prompt of the model can reach is no reason to refuse."""
+    assert sorted(_levels(check_context(context, LANES))) == sorted(levels)
+
+
+def test_prompts_beyond_the_context_are_said():
+    """All of them is a problem of the dataset, some are a warning."""
+    datasets = [
+        SampledDataset(name="all", prompt_tokens=[5000]),
+        SampledDataset(name="some", prompt_tokens=[10, 5000]),
+        SampledDataset(name="none", prompt_tokens=[10]),
+        SampledDataset(name="bad", problem="unreadable"),
+    ]
+    assert _levels(check_prompts(datasets, 4096)) == ["problem", "warning", "problem"]
+
+
+@pytest.mark.parametrize(
+    ("kv", "context", "level"),
+    [(4578, 262144, "refusal"), (20480, 262144, "note"), (4578, 4096, "note"), (None, 4096, "note")],
+)
+def test_kv_memory_holds_the_longest_request(kv, context, level):
+    """A server that kept 4,578 tokens with 20 GB a GPU idle is found here; a short context needs no more."""
+    assert check_kv_tokens(_facts(max_total_num_tokens=kv), LANES, context).level == level
+
+
+def _plan(**changes):
+    return RunPlan(
+        (
+            PlannedDataset(
+                goal=DatasetPlan("a", 10**7), on_disk=OnDisk(), prompts=None, prompt_tokens=300,
+                answer_tokens=3000, **changes,
+            ),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kv", "max_running", "warns"), [(100_000, None, True), (400_000, None, False), (100_000, 32, False)]
+)
+def test_windows_far_above_the_kv_memory_are_said(kv, max_running, warns):
+    """150 answers of 3,000 tokens; a server that works on 32 at once lets the others wait."""
+    facts = _facts(max_total_num_tokens=kv, max_running_requests=max_running)
+    datasets = [SampledDataset(name="a", prompt_tokens=[300])]
+    assert bool(list(check_load([facts], LANES, datasets, _plan()))) is warns
+
+
+def test_ignored_tools_are_said_where_there_are_some(target, tmp_path):
+    """A run without tools does not need to know."""
+    with_tools, without = SampledDataset(name="a", has_tools=True), SampledDataset(name="b")
+    renderer = Renderer(target)
+    assert _levels(check_tools(renderer, [with_tools, without])) == ["warning"]
+    assert not list(check_tools(renderer, [without]))
+    shows = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + TEMPLATE
+    able = Renderer(load_tokenizer(str(make_tokenizer(tmp_path / "able", template=shows))))
+    assert not list(check_tools(able, [with_tools]))
+
+
+def test_an_error_has_all_refusals_and_each_once():
+    """What is no refusal is kept aside."""
+    error = PreflightError(
+        [
+            Finding("refusal", "one"),
+            Finding("warning", "w"),
+            Finding("refusal", "one"),
+            Finding("refusal", "two"),
+        ]
+    )
+    assert str(error) == "one\ntwo"
+    assert len(error.findings) == 4
+
+
+def test_preflight_needs_no_prefect():
+    """The checks are plain functions."""
+    assert "prefect" not in (Path(__file__).parents[2] / "tasks" / "preflight.py").read_text()
