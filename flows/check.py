@@ -16,10 +16,11 @@ import typer
 
 from flows.catalog import list_datasets
 from flows.console import make_console
-from flows.opening import open_server, to_prepare_request, to_warm_up_rules
+from flows.opening import to_prepare_request, to_warm_up_rules
 from flows.parameters import RunParameters
+from flows.servers import open_server
 from serving.embedded.errors import EmbeddedError
-from serving.errors import NotReady, RequestFailed
+from serving.errors import LaunchRefused, NotReady, RequestFailed, ServerDown, UnknownProfile
 from tasks.core.run_file import RunFolderError, check_fingerprint, datasets_with_rows
 from tasks.core.run_plan import RunPlan, plan_table
 from tasks.core.sources import hash_source, resolve_source
@@ -38,7 +39,10 @@ async def check_run(parameters: RunParameters) -> int:
             findings, plan = await _check(parameters)
     except PreflightError as exc:
         findings, plan = exc.findings, None
-    except (NotReady, RequestFailed, EmbeddedError) as exc:
+    except (LaunchRefused, UnknownProfile) as exc:
+        _say(str(exc))
+        return REFUSED
+    except (NotReady, RequestFailed, EmbeddedError, ServerDown) as exc:
         _say(str(exc))
         return NOT_ANSWERING
     return _report(findings, plan)

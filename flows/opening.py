@@ -4,7 +4,6 @@ The bridge from parameters, which only flows know, to the plain rules that tasks
 """
 
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,8 +13,7 @@ from typing import Any
 
 from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
-from serving.embedded.launcher import EmbeddedServer
-from serving.shared_server import share_server
+from flows.servers import open_server
 from tasks.aggregate import DatasetPlan
 from tasks.concurrency import adapt_window
 from tasks.core.prepare import PrepareOptions
@@ -52,7 +50,8 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
-        PreflightError, NotReady, EmbeddedError: the run could not succeed.
+        PreflightError, NotReady: the run could not succeed.
+        EmbeddedError, LaunchRefused, UnknownProfile, ServerDown: a server could not be started.
     """
     async with open_server(parameters) as base_urls:
         session = await warm_up_server(replace(to_warm_up_rules(parameters, base_urls), **turns))
@@ -64,30 +63,6 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
                     yield session
         finally:
             await close_session(session)
-
-
-@contextlib.asynccontextmanager
-async def open_server(parameters: RunParameters) -> AsyncIterator[Sequence[str]]:
-    """The base URLs to use; in mode embedded the server lives as long as somebody in output_dir uses it."""
-    if parameters.server.mode == "connect":
-        yield parameters.server.base_urls
-        return
-    async with share_server(
-        Path(parameters.output_dir), functools.partial(_start_embedded, parameters)
-    ) as url:
-        yield [url]
-
-
-@contextlib.asynccontextmanager
-async def _start_embedded(parameters: RunParameters, port: int) -> AsyncIterator[str]:
-    async with EmbeddedServer(
-        model=parameters.target.model or "demo",
-        log_file=Path(parameters.output_dir) / "server.log",
-        slots=parameters.server.slots,
-        context_length=parameters.server.context_length,
-        port=port,
-    ) as embedded:
-        yield embedded.url
 
 
 def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> WarmUpRules:

@@ -34,8 +34,8 @@ class Target(_Section):
 class Server(_Section):
     """Where the target model is served."""
 
-    mode: Literal["connect", "embedded"] = "connect"
-    """connect: to running SGLang servers. embedded: a small model on this machine's CPU, for a trial."""
+    mode: Literal["connect", "launch", "embedded"] = "connect"
+    """connect: to running SGLang servers. launch: start one here. embedded: a small model on the CPU."""
     base_urls: list[str] = ["http://127.0.0.1:30000"]
     """Base URLs of the servers (mode connect); requests go to the least loaded one."""
     ready_timeout_s: float = Field(120.0, gt=0)
@@ -48,6 +48,20 @@ class Server(_Section):
     """How long all servers may be away in mid-run before a dataset fails (seconds)."""
     measure_s: float = Field(5.0, ge=0, le=60)
     """How long the speed is measured before the plan is shown (seconds); a short run does without, 0 too."""
+    profile: str | None = None
+    """Mode launch: the hardware that SGLang is set up for; draftmill serve --profiles lists what there is."""
+    preset: str | None = None
+    """Mode launch: a preset of the profile."""
+    launch_flags: dict[str, str] = {}
+    """Mode launch: SGLang flags over the profile's, for example {"context-length": "32768"}."""
+    python: str | None = None
+    """Mode launch: the interpreter that SGLang is installed in; empty takes the sglang on PATH."""
+    port: int = Field(30000, ge=1, le=65535)
+    """Mode launch: where SGLang listens, on this machine only."""
+    restarts: int = Field(3, ge=0)
+    """Mode launch: how often a server that dies or freezes is started again."""
+    load_timeout_s: float = Field(3600.0, gt=0)
+    """Mode launch: how long one start may take, loading the weights (seconds)."""
     slots: int = Field(8, ge=1, le=64)
     """Requests that the embedded server works on at once."""
     context_length: int = Field(2048, ge=128)
@@ -57,6 +71,8 @@ class Server(_Section):
     def _check_urls(self) -> "Server":
         if self.mode == "connect" and not self.base_urls:
             raise ValueError("server.base_urls is empty: mode connect needs at least one URL")
+        if self.mode == "launch" and not self.profile:
+            raise ValueError("server.profile is empty: mode launch needs one (draftmill serve --profiles)")
         for url in self.base_urls:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"server.base_urls: {url!r} does not start with http:// or https://")
@@ -182,6 +198,12 @@ class RunParameters(_Section):
     """Fingerprint fields that may differ from those the output folder was made with."""
     retry_rejected: bool = False
     """Ask again the prompts that were set aside for good."""
+
+    @model_validator(mode="after")
+    def _check_launch(self) -> "RunParameters":
+        if self.server.mode == "launch" and not self.target.model:
+            raise ValueError("target.model is empty: mode launch needs the model that SGLang is to serve")
+        return self
 
 
 def describe_parameters() -> str:

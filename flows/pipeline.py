@@ -16,9 +16,10 @@ from flows.dataset import generate_dataset
 from flows.dataset_runs import run_datasets
 from flows.finished import find_finished
 from flows.logs import show_our_logs
-from flows.opening import open_run, open_server, to_export_rules, to_plan
+from flows.opening import open_run, to_export_rules, to_plan
 from flows.parameters import DatasetSettings, RunParameters
 from flows.patience import stay_until_heard
+from flows.servers import open_server
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
 from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock

@@ -14,11 +14,13 @@ from flows.parameters import RunParameters
 from flows.patience import find_problem
 from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
 from flows.prefect_server import UI_PORT
+from serving.errors import LaunchRefused, UnknownProfile
 from tasks.core.run_file import RunFolderError
 from tasks.core.stats_views import stats_table
 from tasks.preflight import PreflightError
 
-_REFUSALS = (InputError, RunFolderError, PreflightError)  # the same command would be refused again
+# the same command would be refused again
+_REFUSALS = (InputError, RunFolderError, PreflightError, LaunchRefused, UnknownProfile)
 
 
 async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:

@@ -17,7 +17,14 @@ from rich.text import Text
 
 from serving.errors import LaunchRefused
 from serving.flag_table import load_flag_table
-from serving.launch_command import API_KEY_VARIABLE, LOOPBACK, LaunchCommand, build_command, is_loopback
+from serving.launch_command import (
+    API_KEY_VARIABLE,
+    LOOPBACK,
+    LaunchCommand,
+    build_command,
+    default_key_path,
+    is_loopback,
+)
 from serving.profile import Advice, FlagSetting, Profile, list_profiles, load_profile
 from serving.sglang_install import Install, ask_parser, find_install
 
@@ -64,7 +71,7 @@ def prepare_launch(request: ServeRequest) -> tuple[Profile, Install, LaunchComma
         overrides=parse_settings(request.settings),
         unset=request.unset,
         api_key=api_key,
-        key_file=_key_path(request.port) if api_key else None,
+        key_file=default_key_path(request.port) if api_key else None,
         launcher=install.launcher,
     )
     return profile, install, command
@@ -177,13 +184,6 @@ def make_table_console(width: int) -> Console:
     if not console.is_terminal:
         console.width = width
     return console
-
-
-def _key_path(port: int) -> Path:
-    """Where the key waits for a server on this port."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(runtime or state) / "draftmill" / f"sglang-{port}.yaml"
 
 
 def _explain_table(profile: Profile, command: LaunchCommand) -> Table:

@@ -105,6 +105,13 @@ def build_command(
     return LaunchCommand(argv, kept, secret, profile.expected_kv_tokens)
 
 
+def default_key_path(port: int) -> Path:
+    """Where the key waits for a server on this port."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(runtime or state) / "draftmill" / f"sglang-{port}.yaml"
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server on that address."""
     try:

@@ -20,6 +20,7 @@ from prefect.cache_policies import NO_CACHE
 
 from serving.client import SGLangClient
 from serving.errors import ServerMisconfigured
+from serving.launch_command import API_KEY_VARIABLE
 from serving.pool import STALL_TIMEOUT_S, ServerPool
 from tasks.artifacts import create_artifact, run_artifact_key
 from tasks.core.rendering import Renderer
@@ -52,7 +53,6 @@ from tasks.turn import ProcessTurn, Turn
 
 logger = logging.getLogger(__name__)
 
-API_KEY_VARIABLE = "DRAFTMILL_API_KEY"
 MEASURE_FROM_TOKENS = 100_000  # a run of less is over before its speed is of use
 _SAY_EVERY_S = 10.0
 

@@ -1,0 +1,96 @@
+"""The servers of a run: those that run already, or one that the run starts itself and shares.
+
+Knows which kind the parameters ask for; does not know what is asked of a server.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from flows.parameters import RunParameters
+from serving.embedded.launcher import EmbeddedServer
+from serving.launch import launch_server
+from serving.launch_command import (
+    API_KEY_VARIABLE,
+    LOOPBACK,
+    LaunchCommand,
+    build_command,
+    default_key_path,
+)
+from serving.profile import load_profile
+from serving.sglang_install import find_install
+from serving.shared_server import share_server
+
+logger = logging.getLogger(__name__)
+
+SERVER_LOG = "server.log"
+
+
+@contextlib.asynccontextmanager
+async def open_server(parameters: RunParameters) -> AsyncIterator[Sequence[str]]:
+    """The base URLs to use; one that is started here lives as long as somebody in output_dir uses it.
+
+    Raises:
+        EmbeddedError, LaunchRefused, UnknownProfile, ServerDown: it could not be started.
+    """
+    if parameters.server.mode == "connect":
+        yield parameters.server.base_urls
+        return
+    kinds = {"embedded": _start_embedded, "launch": _start_sglang}
+    start = functools.partial(kinds[parameters.server.mode], parameters)
+    async with share_server(Path(parameters.output_dir), start) as url:
+        yield [url]
+
+
+@contextlib.asynccontextmanager
+async def _start_embedded(parameters: RunParameters, port: int) -> AsyncIterator[str]:
+    async with EmbeddedServer(
+        model=parameters.target.model or "demo",
+        log_file=Path(parameters.output_dir) / SERVER_LOG,
+        slots=parameters.server.slots,
+        context_length=parameters.server.context_length,
+        port=port,
+    ) as embedded:
+        yield embedded.url
+
+
+@contextlib.asynccontextmanager
+async def _start_sglang(parameters: RunParameters, _port: int) -> AsyncIterator[str]:
+    """On the port of the parameters, be it the first start or one after a kill -9 of its owner."""
+    server = parameters.server
+    command = build_launch_command(parameters)
+    logger.info("starting SGLang: %s", command.to_shell())
+    async with launch_server(
+        command,
+        base_url=f"http://{LOOPBACK}:{server.port}",
+        log_file=Path(parameters.output_dir) / SERVER_LOG,
+        restarts=server.restarts,
+        ready_timeout_s=server.load_timeout_s,
+        stall_timeout_s=server.stall_timeout_s,
+    ) as launched:
+        yield launched.base_url
+
+
+def build_launch_command(parameters: RunParameters) -> LaunchCommand:
+    """The command of mode launch.
+
+    Raises:
+        UnknownProfile: no such profile or preset.
+        LaunchRefused: a flag or value that SGLang would not take; every problem is a line.
+    """
+    server, lanes = parameters.server, parameters.lanes
+    api_key = os.environ.get(API_KEY_VARIABLE) or None
+    trusted = {"trust-remote-code": ""} if parameters.target.trust_remote_code else {}
+    return build_command(
+        load_profile(str(server.profile), server.preset),
+        model=str(parameters.target.model),
+        port=server.port,
+        overrides={**trusted, **server.launch_flags},
+        concurrency=lanes.short.concurrency + lanes.long.concurrency,
+        api_key=api_key,
+        key_file=default_key_path(server.port) if api_key else None,
+        launcher=find_install(Path(server.python) if server.python else None).launcher,
+    )
