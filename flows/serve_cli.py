@@ -6,8 +6,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from flows import serve_command
-from flows.cli import EXIT_BAD_INPUT, app, fail, say
-from serving.errors import LaunchRefused, UnknownProfile
+from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, say
+from serving.errors import LaunchRefused, ServerDown, UnknownProfile
 
 _SERVE_EPILOG = """\
 \b
@@ -118,6 +118,8 @@ def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explai
             say(f'{command.key_file.path}, mode 600, is written when it is started: api-key: "***"')
         return
     try:
-        serve_command.run_server(command)
+        raise typer.Exit(serve_command.run_server(command, port=request.port, say=say))
+    except ServerDown as exc:
+        fail(str(exc), EXIT_FAILED)
     except FileNotFoundError as exc:
         fail(f"cannot start SGLang: {exc}; install it, or say where it is with --python", EXIT_BAD_INPUT)

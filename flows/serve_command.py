@@ -5,18 +5,19 @@ nothing is started that our checks, or SGLang's own parser where it is installed
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flows.interrupts import run_until_interrupted
 from serving.errors import LaunchRefused
 from serving.flag_table import load_flag_table
+from serving.launch import launch_server
 from serving.launch_command import (
     API_KEY_VARIABLE,
     LOOPBACK,
@@ -100,15 +101,21 @@ def check_with_sglang(install: Install, command: LaunchCommand) -> str:
     return f"{ours} and by the parser of the installed SGLang {verdict.version}"
 
 
-def run_server(command: LaunchCommand) -> NoReturn:
-    """Become the server: it has this terminal, and Ctrl-C reaches it.
+def run_server(command: LaunchCommand, *, port: int, say: Callable[[str], None]) -> int:
+    """Serve until Ctrl-C or SIGTERM, or until it stays down; returns the exit code.
 
     Raises:
-        OSError: the program is not there, or the key's file cannot be written.
+        ServerDown: it could not be started, or died or froze too often.
     """
-    if command.key_file is not None:
-        command.key_file.write()
-    os.execvpe(command.argv[0], command.argv, command.full_env())  # noqa: S606 - no shell is the point
+    base_url = f"http://{LOOPBACK}:{port}"
+    log_file = default_key_path(port).with_suffix(".log")
+
+    async def serve() -> int:
+        async with launch_server(command, base_url=base_url, log_file=log_file, on_event=say) as server:
+            say(f"serving at {base_url}; its log is {log_file}; Ctrl-C stops it")
+            raise await server.wait_failed()
+
+    return run_until_interrupted(serve(), exit_code=0, last_words="draftmill: stopped at once")
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from serving.client import SGLangClient
 from serving.errors import (
@@ -23,7 +23,6 @@ from serving.errors import (
     StartFailed,
     StaysDown,
 )
-from serving.redaction import redact_settings
 from serving.server_process import ServerCommand, ServerProcess
 from serving.stall import STALL_TIMEOUT_S, StallWatch
 
@@ -132,18 +131,6 @@ class SGLangServer:
     def report_stalled(self, why: str = "it took requests and did nothing with them") -> None:
         """Say that it does nothing, as the on_stall of a pool does; believed when no token comes out."""
         self._stalls.report(why)
-
-    async def read_settings(self) -> dict[str, Any]:
-        """What the server runs with, from /server_info, without secrets.
-
-        `max_total_num_tokens` is what its KV cache holds.
-
-        Raises:
-            ServingError: it does not answer.
-        """
-        info = await self._client.server_info()
-        settings: dict[str, Any] = redact_settings(info, self._command.secrets)
-        return settings
 
     async def _start(self) -> ServerProcess:
         """Start it, once."""

@@ -96,17 +96,16 @@ def stand(tmp_path):
     return Stand(command, tmp_path)
 
 
-def test_start_progress_settings_and_stop(stand):
+def test_start_progress_and_stop(stand):
     """Each step of the start is told; SIGTERM ends all of it well before it would be killed."""
 
     async def run():
         async with stand.server("--api-key", KEY, api_key=KEY) as server:
-            settings = await server.read_settings()
             family = psutil.Process(server.pid).children(recursive=True)
             stopping_s = time.monotonic()
-        return settings, family, time.monotonic() - stopping_s
+        return family, time.monotonic() - stopping_s
 
-    settings, family, took_s = asyncio.run(run())
+    family, took_s = asyncio.run(run())
     for pattern in (
         "^loading weights$",
         "^weights loaded in",
@@ -114,8 +113,7 @@ def test_start_progress_settings_and_stop(stand):
         "fit in the KV cache$",
     ):
         assert stand.times_told(pattern), (pattern, stand.events)
-    assert settings["max_total_num_tokens"] > 0
-    assert KEY not in str(settings)
+    assert not stand.times_told(KEY)
     assert not [one for one in family if one.is_running()]
     assert took_s < 30
     stand.tell(f"stopped in {took_s:.1f} s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serving.known_failures import explain_failure, explain_slow_start
-from serving.redaction import redact_settings, redact_text, secrets_in_command
+from serving.redaction import redact_text, secrets_in_command
 from serving.server_log import LogReader, Stage, StartLog
 
 ON_A_CPU = """\
@@ -257,32 +257,6 @@ def test_what_is_not_known_is_not_guessed():
     lines = [*ON_A_CPU.splitlines(), "kernel.cu(12): error: identifier is undefined"]
     assert explain_failure(lines, stage=Stage.SERVING, status=1) is None
     assert explain_slow_start(Stage.STARTING) is None
-
-
-def test_settings_lose_their_secrets_and_nothing_else():
-    """By the key's name, by a known value, and inside of JSON that is a string."""
-    settings = {
-        "api_key": "sk-1",
-        "admin_api_key": None,
-        "watermark_key_b": "x",
-        "launch_command": "--api-key sk-1",
-        "max_total_num_tokens": 16384,
-        "speculative_token_map": "map.pt",
-        "tokenizer_path": "/models/secret-model",
-        "model_loader_extra_config": '{"hf_token": "hf_abc", "threads": 4}',
-        "internal_states": [{"api_key": "sk-1", "note": "uses known-secret here"}],
-    }
-    assert redact_settings(settings, {"known-secret"}) == {
-        "api_key": "<redacted>",
-        "admin_api_key": None,
-        "watermark_key_b": "<redacted>",
-        "launch_command": "<redacted>",
-        "max_total_num_tokens": 16384,
-        "speculative_token_map": "map.pt",
-        "tokenizer_path": "/models/secret-model",
-        "model_loader_extra_config": '{"hf_token": "<redacted>", "threads": 4}',
-        "internal_states": [{"api_key": "<redacted>", "note": "uses <redacted> here"}],
-    }
 
 
 def test_a_commands_secrets_are_found():
