@@ -8,7 +8,9 @@ of. Invariant: one run per dataset and parent run, however often the parent is t
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -50,7 +52,7 @@ async def run_datasets(
 
     Where this run is tried again, it goes on with the runs it started before: those that are at work are
     waited for, those that have ended are set to run again. A run that a person retries meanwhile is waited
-    for too.
+    for too, and one that crashes runs again as often as dataset_retries says.
 
     Raises:
         NotDeployedError: nothing here runs single datasets.
@@ -60,7 +62,8 @@ async def run_datasets(
         known = await _find_known(client, [dataset.name for dataset in datasets])
         for dataset in datasets:
             runs[dataset.name] = await _start(client, parameters, dataset, known.get(dataset.name))
-        ended = await _wait(client, runs)
+        crashes = _Crashes(client, parameters.dataset_retries, parameters.dataset_retry_delay_s)
+        ended = await _wait(client, runs, crashes)
     return {name: _explain(run) for name, run in ended.items() if not _is_completed(run)}
 
 
@@ -113,8 +116,8 @@ def _key(name: str) -> str:
     return f"{this_run.get_id()}:{name}"
 
 
-async def _wait(client: PrefectClient, runs: Mapping[str, UUID]) -> dict[str, FlowRun]:
-    """Look until every run has ended; a server that is away in between is waited for."""
+async def _wait(client: PrefectClient, runs: Mapping[str, UUID], crashes: "_Crashes") -> dict[str, FlowRun]:
+    """Look until every run has ended for good; a server that is away in between is waited for."""
     names = {run_id: name for name, run_id in runs.items()}
     wanted = FlowRunFilter(id=FlowRunFilterId(any_=list(names)))
     before: dict[str, str] = {}
@@ -126,7 +129,7 @@ async def _wait(client: PrefectClient, runs: Mapping[str, UUID]) -> dict[str, Fl
             name, state = names[run.id], run.state
             if state is None:
                 continue
-            if state.is_final():
+            if state.is_final() and not await crashes.run_again(name, run):
                 ended[name] = run
             if before.get(name) != state.name and (state.is_running() or state.is_final()):
                 logger.info("%s: %s", name, state.name)
@@ -135,6 +138,34 @@ async def _wait(client: PrefectClient, runs: Mapping[str, UUID]) -> dict[str, Fl
             return ended
         waiting.look(before)
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+class _Crashes:
+    """Lets runs whose process was killed run again, so often each.
+
+    What fails inside of a run is tried again there; nothing in it can do that when it is gone as a whole.
+    """
+
+    def __init__(self, client: PrefectClient, retries: int, delay_s: float) -> None:
+        self._client = client
+        self._retries = retries
+        self._delay_s = delay_s
+        self._used: Counter[str] = Counter()
+
+    async def run_again(self, name: str, run: FlowRun) -> bool:
+        """Whether it will; it was set to."""
+        if run.state is None or not run.state.is_crashed() or self._used[name] >= self._retries:
+            return False
+        self._used[name] += 1
+        logger.warning(
+            "%s: its process was killed (%s); it runs again in %g s, as retry %d of %d",
+            name, run.state.message, self._delay_s, self._used[name], self._retries,
+        )  # fmt: skip
+        due = datetime.now(UTC) + timedelta(seconds=self._delay_s)
+        await patiently(
+            lambda: self._client.set_flow_run_state(run.id, AwaitingRetry(scheduled_time=due), force=True)
+        )
+        return True
 
 
 class _WaitingForSlots:

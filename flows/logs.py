@@ -1,9 +1,10 @@
 """Our log lines, in the terminal and in the Prefect UI."""
 
 import logging
+from functools import partial
 
 from prefect.exceptions import TerminationSignal
-from prefect.logging.handlers import APILogHandler
+from prefect.logging.handlers import APILogHandler, PrefectConsoleHandler
 
 _OURS = ("flows", "tasks", "serving")
 _PREFECTS = ("prefect.flow_runs", "prefect.task_runs", "asyncio")
@@ -14,6 +15,7 @@ def show_our_logs() -> None:
 
     PREFECT_LOGGING_EXTRA_LOGGERS would attach the handler too, but leaves the level at WARNING.
     """
+    _outlive_the_terminal()
     for name in _OURS:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
@@ -24,6 +26,19 @@ def show_our_logs() -> None:
         logger = logging.getLogger(name)
         if _spare_the_traceback not in logger.filters:
             logger.addFilter(_spare_the_traceback)
+
+
+def _outlive_the_terminal() -> None:
+    """Go on when nothing reads our output any more: the process that started a run's own was killed, say.
+
+    Rich, with which Prefect writes to the terminal, would end the process (rich 15, `on_broken_pipe`).
+    """
+    known = logging.Logger.manager.loggerDict.values()
+    for logger in (logging.getLogger(), *(one for one in known if isinstance(one, logging.Logger))):
+        for handler in logger.handlers:
+            if isinstance(handler, PrefectConsoleHandler):
+                console = handler.console
+                console.on_broken_pipe = partial(setattr, console, "quiet", True)  # type: ignore[method-assign]
 
 
 def _spare_the_traceback(record: logging.LogRecord) -> bool:

@@ -183,7 +183,7 @@ class RunParameters(_Section):
     max_attempts: int = Field(5, ge=1)
     """How often one prompt is tried before it is set aside."""
     dataset_retries: int = Field(2, ge=0)
-    """How often a dataset that failed is tried again by itself."""
+    """How often a dataset that failed or crashed is tried again by itself."""
     dataset_retry_delay_s: float = Field(60.0, ge=0)
     """Wait before such a retry (seconds)."""
     concurrent_datasets: int = Field(1, ge=1)
@@ -192,7 +192,7 @@ class RunParameters(_Section):
     """Of the prompt order and the train/eval split."""
     export: Export = Export()
     """Which files the trainers get."""
-    output_dir: str = "data/run"
+    output_dir: str = Field("data/run", min_length=1)
     """Where everything is written; running again with the same folder resumes."""
     accept_changed: list[str] = []
     """Fingerprint fields that may differ from those the output folder was made with."""

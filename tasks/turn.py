@@ -7,9 +7,12 @@ slots empty, so that the next one fills them. Invariant: never more than `at_onc
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 
@@ -72,7 +75,8 @@ class ProcessTurn(Turn):
                 *before, own = self._waiting
                 shown = False
                 while any(map(_is_taken, before)) or not any(_take(turn, held) for turn in self._turns):
-                    shown = shown or _take(own, waiting)
+                    if not shown and (shown := _take(own, waiting)):
+                        logger.info("%s: waits for its turn", name)
                     await asyncio.sleep(LOOK_EVERY_S)
             with held:
                 yield held.close

@@ -193,7 +193,10 @@ def _explain(output_dir: Path, changes: Collection[Change]) -> str:
     lines = [f"{output_dir} holds responses made with other settings:"]
     lines += [f"  {c.field}: {c.old!r} there, {c.new!r} now" for c in changes]
     fields = " ".join(f"--accept-changed {c.field}" for c in changes)
-    lines.append(f"Use another output_dir, or mix both in this one with {fields} (recorded in run.json).")
+    lines.append(
+        f"Use another output_dir, or mix both in this one with {fields} "
+        "(accept_changed in a form; recorded in run.json)."
+    )
     return "\n".join(lines)
 
 

@@ -120,23 +120,28 @@ def test_a_dataset_is_retried_while_its_parent_runs(runner, slow):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("served")
-def test_a_killed_dataset_is_crashed_at_once_and_can_be_retried(runner, slow):
-    """Kill -9 of its process: the parent ends Failed and names it; the parent's retry finishes it."""
+def test_a_killed_dataset_runs_again_by_itself(runner, slow):
+    """Kill -9 of its process: as often as it may be retried; then its parent fails, and can be retried."""
+    slow |= {"dataset_retries": 1, "dataset_retry_delay_s": 1}
     parent = trigger(PIPELINE, {"parameters": slow})
-    wait_for_rows(runner, "a", 5)
-    find_writer(runner, "a").kill()
-    assert wait_for_child(parent, "generate-a").state.is_crashed()
+    for tries in (1, 2):
+        wait_for_rows(runner, "a", 10 * tries)
+        wait_until(lambda tries=tries: read_children(parent)["generate-a"].run_count == tries)
+        find_writer(runner, "a").kill()
+    assert wait_for_child(parent, "generate-a", tries=2).state.is_crashed()
     state = wait_for_end(parent)
     assert state.is_failed()
-    assert "generate-a" in state.message
+    assert "generate-a ended Crashed" in state.message
     retry(parent)
     assert wait_for_end(parent, tries=2).is_completed()
+    assert read_children(parent)["generate-a"].run_count == 3
     check_whole(runner, "a")
 
 
 @pytest.mark.slow
-def test_a_killed_runner_leaves_its_runs_at_work(runner, slow, prefect_url, tmp_path):
-    """Kill -9 of what serves the datasets: the dataset goes on, and its parent sees it end."""
+def test_a_killed_runner_leaves_its_runs_at_work(runner, slow, fake_server, prefect_url, tmp_path):
+    """Kill -9 of what serves the datasets and reads their output: they go on, and their parent sees it."""
+    slow["server"]["base_urls"] = [fake_server(tokens_per_s=6)]  # for many lines of log after the kill
     with serving(tmp_path, {**os.environ, "PREFECT_API_URL": prefect_url}) as processes:
         parent = trigger(PIPELINE, {"parameters": slow})
         wait_for_rows(runner, "a", 5)
