@@ -118,8 +118,9 @@ def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explai
             say(f'{command.key_file.path}, mode 600, is written when it is started: api-key: "***"')
         return
     try:
-        raise typer.Exit(serve_command.run_server(command, port=request.port, say=say))
+        code = serve_command.run_server(command, port=request.port, say=say)
+    except LaunchRefused as exc:
+        fail(str(exc), EXIT_BAD_INPUT)
     except ServerDown as exc:
         fail(str(exc), EXIT_FAILED)
-    except FileNotFoundError as exc:
-        fail(f"cannot start SGLang: {exc}; install it, or say where it is with --python", EXIT_BAD_INPUT)
+    raise typer.Exit(code)

@@ -107,12 +107,11 @@ def run_server(command: LaunchCommand, *, port: int, say: Callable[[str], None])
     Raises:
         ServerDown: it could not be started, or died or froze too often.
     """
-    base_url = f"http://{LOOPBACK}:{port}"
     log_file = default_key_path(port).with_suffix(".log")
 
     async def serve() -> int:
-        async with launch_server(command, base_url=base_url, log_file=log_file, on_event=say) as server:
-            say(f"serving at {base_url}; its log is {log_file}; Ctrl-C stops it")
+        async with launch_server(command, log_file=log_file, on_event=say) as server:
+            say(f"serving at {server.base_url}; its log is {log_file}; Ctrl-C stops it")
             raise await server.wait_failed()
 
     return run_until_interrupted(serve(), exit_code=0, last_words="draftmill: stopped at once")

@@ -15,7 +15,6 @@ from serving.embedded.launcher import EmbeddedServer
 from serving.launch import launch_server
 from serving.launch_command import (
     API_KEY_VARIABLE,
-    LOOPBACK,
     LaunchCommand,
     build_command,
     default_key_path,
@@ -65,7 +64,6 @@ async def _start_sglang(parameters: RunParameters, _port: int) -> AsyncIterator[
     logger.info("starting SGLang: %s", command.to_shell())
     async with launch_server(
         command,
-        base_url=f"http://{LOOPBACK}:{server.port}",
         log_file=Path(parameters.output_dir) / SERVER_LOG,
         restarts=server.restarts,
         ready_timeout_s=server.load_timeout_s,

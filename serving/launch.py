@@ -6,9 +6,11 @@ neither the server nor the key's file is there.
 
 import contextlib
 import logging
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from serving.errors import LaunchRefused
 from serving.launch_command import LaunchCommand
 from serving.pool import STALL_TIMEOUT_S
 from serving.supervisor import READY_TIMEOUT_S, SGLangServer
@@ -22,7 +24,6 @@ _LEAST_KV_SHARE = 0.5  # of what a profile expects; the known failure is a forti
 async def launch_server(
     command: LaunchCommand,
     *,
-    base_url: str,
     log_file: Path,
     restarts: int = 3,
     ready_timeout_s: float = READY_TIMEOUT_S,
@@ -32,8 +33,14 @@ async def launch_server(
     """Start it and wait until it is ready; it is started again when it dies or freezes.
 
     Raises:
+        LaunchRefused: the program is not there.
         PortTaken, StartFailed, KvCacheTooSmall: as SGLangServer says.
     """
+    if shutil.which(command.argv[0]) is None:
+        raise LaunchRefused(
+            f"cannot start SGLang: there is no program {command.argv[0]!r}; install it, or say which Python "
+            "has it (--python, server.python)"
+        )
     expected = command.expected_kv_tokens
     key_file = command.key_file
     if key_file is not None:
@@ -41,7 +48,7 @@ async def launch_server(
     try:
         async with SGLangServer(
             command.argv,
-            base_url=base_url,
+            base_url=command.base_url,
             log_file=log_file,
             env=command.env,
             api_key=None if key_file is None else key_file.api_key,

@@ -57,9 +57,12 @@ class LaunchCommand:
     key_file: KeyFile | None = None
     expected_kv_tokens: int | None = None
 
-    def full_env(self) -> dict[str, str]:
-        """This process's environment without the key, and the command's own on top."""
-        return {**{name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}, **self.env}
+    @property
+    def base_url(self) -> str:
+        """Where this machine reaches the server; one that listens everywhere, on loopback."""
+        host, port = (self.argv[self.argv.index(name) + 1] for name in ("--host", "--port"))
+        host = LOOPBACK if host in ("0.0.0.0", "::") else host  # noqa: S104  it is not bound here
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def to_shell(self) -> str:
         """The command on one line for a POSIX shell, with its environment; secrets are shown as ***."""

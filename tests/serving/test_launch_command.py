@@ -1,7 +1,6 @@
 """The command that starts SGLang is right before it is run, and shows no key."""
 
 import json
-import os
 import shlex
 import stat
 import subprocess
@@ -211,13 +210,11 @@ def test_a_shell_reads_the_printed_command_as_it_is_run():
     assert json.loads(done.stdout) == [printed.argv[3:], "a b;c"]
 
 
-def test_the_commands_environment_is_on_top_of_ours(monkeypatch):
-    """PATH and the like stay, the key does not."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "99")
-    monkeypatch.setenv("DRAFTMILL_API_KEY", KEY)
-    assert KEY not in build().full_env().values()
-    assert build().full_env()["OMP_NUM_THREADS"] == "1"
-    assert build().full_env()["PATH"] == os.environ["PATH"]
+def test_the_address_is_one_that_this_machine_reaches():
+    """Listening everywhere is no address to ask."""
+    assert build().base_url == "http://127.0.0.1:30000"
+    assert build(overrides={"host": "0.0.0.0", "port": "1234"}).base_url == "http://127.0.0.1:1234"
+    assert build(overrides={"host": "fd00::1"}).base_url == "http://[fd00::1]:30000"
 
 
 def test_the_checks_take_what_they_should():
