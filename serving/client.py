@@ -118,26 +118,45 @@ class SGLangClient:
         return self._read_object(await self._post_json("/generate", orjson.dumps(body)), "/generate")
 
     async def is_ready(self) -> bool:
-        """Whether GET /ready answers 200; instant, unlike /health, which runs a generation."""
+        """Whether GET /ready answers 200; instant, unlike /health, which runs a generation.
+
+        A router calls the page /readiness: it is ready while one server behind it is.
+        """
         return await self.explain_not_ready() is None
 
     async def explain_not_ready(self) -> str | None:
         """None when ready, else why not, in a few words."""
-        try:
-            reply = await self._send("GET", "/ready", timeout=CONTROL_TIMEOUT_S)
-        except RequestFailed as exc:
-            return str(exc)
-        if reply.status_code == httpx.codes.OK:
-            return None
-        return f"{self.base_url}: /ready answered {reply.status_code}"
+        answers = []
+        for path in ("/ready", "/readiness"):
+            try:
+                reply = await self._send("GET", path, timeout=CONTROL_TIMEOUT_S)
+            except RequestFailed as exc:
+                return str(exc)
+            if reply.status_code == httpx.codes.OK:
+                return None
+            answers.append(f"{path} answered {reply.status_code}")
+            if reply.status_code != httpx.codes.NOT_FOUND:
+                break
+        return f"{self.base_url}: {', '.join(answers)}"
+
+    async def is_router(self) -> bool:
+        """Whether it has no /ready of its own, as smg and sglang-router; only asked of one that is ready."""
+        reply = await self._send("GET", "/ready", timeout=CONTROL_TIMEOUT_S)
+        return reply.status_code == httpx.codes.NOT_FOUND
 
     async def model_info(self) -> dict[str, Any]:
-        """GET /model_info: model_path, tokenizer_path, weight_version."""
-        return await self._get_object("/model_info")
+        """GET /model_info: model_path, tokenizer_path, weight_version.
+
+        A router has the page under its old name and asks one server behind it; empty from one without it.
+        """
+        return await self._get_first("/model_info", "/get_model_info")
 
     async def server_info(self) -> dict[str, Any]:
-        """GET /server_info. Holds the api key and the launch command in clear: redact before storing."""
-        return await self._get_object("/server_info")
+        """GET /server_info, found as `model_info` is.
+
+        Holds the api key and the launch command in clear: redact before storing.
+        """
+        return await self._get_first("/server_info", "/get_server_info")
 
     async def load(self) -> ServerLoad | None:
         """GET /v1/loads: what the server is doing; None from one that does not tell (a router).
@@ -178,8 +197,12 @@ class SGLangClient:
     ) -> None:
         await self.close()
 
-    async def _get_object(self, path: str) -> dict[str, Any]:
-        return self._read_object(await self._send("GET", path, timeout=CONTROL_TIMEOUT_S), path)
+    async def _get_first(self, *paths: str) -> dict[str, Any]:
+        for path in paths:
+            reply = await self._send("GET", path, timeout=CONTROL_TIMEOUT_S)
+            if reply.status_code != httpx.codes.NOT_FOUND:
+                return self._read_object(reply, path)
+        return {}
 
     def _read_object(self, reply: httpx.Response, path: str) -> dict[str, Any]:
         if reply.status_code != httpx.codes.OK:

@@ -87,6 +87,17 @@ def check_model(facts: ServerFacts, model: str) -> Finding:
     )
 
 
+def check_router(facts: ServerFacts) -> Iterator[Finding]:
+    """What cannot be checked through a router is said."""
+    if facts.is_router:
+        yield Finding(
+            "warning",
+            f"{facts.url} is a router: it and its probes tell of one server behind it; not checked: whether "
+            "the others are like it, and whether their KV memory suffices for the windows. A server that "
+            "freezes is noticed only by server.request_timeout_s",
+        )
+
+
 def check_special_tokens(target: TargetTokenizer) -> Finding:
     """Each special token of the chat template is one id."""
     if split := find_split_tokens(target.tokenizer):

@@ -44,6 +44,7 @@ from tasks.preflight import (
     check_load,
     check_model,
     check_prompts,
+    check_router,
     check_special_tokens,
     check_tools,
 )
@@ -139,6 +140,7 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
         raise PreflightError([Finding("refusal", explain_misconfigured(exc))]) from exc
     model = rules.model or next(reversed(servers[0].names), "")
     findings = [check_model(facts, model) for facts in servers]  # None asked for: all serve the same
+    findings += [finding for facts in servers for finding in check_router(facts)]
     try:
         target = await asyncio.to_thread(_load_target, rules, model, servers[0].model_info)
     except TokenizerError as exc:
@@ -279,7 +281,12 @@ async def _wait_ready(rules: WarmUpRules, api_key: str | None) -> list[ServerFac
     try:
         await pool.wait_ready(timeout_s=rules.ready_timeout_s, on_wait=say)
         return [
-            ServerFacts(client.base_url, await client.model_info(), await client.server_info())
+            ServerFacts(
+                client.base_url,
+                await client.model_info(),
+                await client.server_info(),
+                is_router=await client.is_router(),
+            )
             for client in pool.clients
         ]
     finally:

@@ -28,6 +28,7 @@ time.sleep(600)
 """
 VOCAB_SIZE = 1024
 STOP_ID = 2
+NOT_A_ROUTERS = ("/ready", "/model_info", "/server_info", "/v1/loads", "/abort_request")  # 404 in smg 1.13
 
 
 def prompt_key(input_ids):
@@ -63,8 +64,8 @@ class FakeServer:
     the server want it. While `gate` is closed it is frozen (/freeze closes it): it takes requests and answers
     none, and its /v1/loads stands still. `served_model_name`, `context_length` and `max_total_num_tokens` are
     what it says of itself. With a `tokenizer` (a folder) it takes text too. With `no_ids` its answers have no
-    ids; with a `think_id` they begin with it. `ready` is what /ready says. `answered` counts a prompt's good
-    answers, `faulty` the others by fault.
+    ids; with a `think_id` they begin with it. `ready` is what /ready says. The pages in `missing` are 404; it
+    has those of a router besides. `answered` counts a prompt's good answers, `faulty` the others by fault.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class FakeServer:
         tokenizer=None,
         no_ids=False,
         think_id=None,
+        missing=(),
         seed=0,
     ):
         self.latency_s = latency_s
@@ -122,6 +124,7 @@ class FakeServer:
             self.tokenizer = Tokenizer.from_file(str(Path(tokenizer) / "tokenizer.json"))
         self.no_ids = no_ids
         self.think_id = think_id
+        self.missing = frozenset(missing)
         self._server = None
         self._connections = {}
 
@@ -170,9 +173,11 @@ class FakeServer:
     async def _answer(self, path, headers, body, writer):
         self.paths[path] += 1
         may_come_in = not self.api_key or headers.get("authorization") == f"Bearer {self.api_key}"
-        if path in ("/generate", "/model_info", "/server_info") and not may_come_in:
+        if path in self.missing:
+            await self._send(writer, 404, {"error": {"message": f"Invalid URL (GET {path})"}})
+        elif path in ("/generate", "/model_info", "/server_info") and not may_come_in:
             await self._send(writer, 401, {"error": "Unauthorized"})
-        elif path == "/ready" and not self.ready:
+        elif path in ("/ready", "/readiness") and not self.ready:
             await self._send(writer, 503, {})
         elif path == "/v1/loads" and self.shows_load:
             await self._send(writer, 200, {"loads": [self._load()]})
@@ -225,15 +230,19 @@ class FakeServer:
         await self.start(self.port)
 
     async def _show(self, path, writer):
+        model_info = {
+            "model_path": self.served_model_name,
+            "served_model_name": self.served_model_name,
+            "tokenizer_path": self.served_model_name,
+            "weight_version": "default",
+        }
         pages = {
             "/ready": {},
-            "/model_info": {
-                "model_path": self.served_model_name,
-                "served_model_name": self.served_model_name,
-                "tokenizer_path": self.served_model_name,
-                "weight_version": "default",
-            },
+            "/readiness": {},
+            "/model_info": model_info,
+            "/get_model_info": model_info,
             "/server_info": self._info(),
+            "/get_server_info": self._info(),
             "/abort_request": {},
             "/stats": {
                 "answered": self.answered,
@@ -344,6 +353,7 @@ async def _main(options):
         tokenizer=options.tokenizer,
         no_ids=options.no_ids == "true",
         think_id=options.think_id,
+        missing=json.loads(options.missing),
         seed=options.seed,
     )
     if options.die_with is not None:
@@ -391,6 +401,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokenizer")
     parser.add_argument("--no-ids", default="false")
     parser.add_argument("--think-id", type=int)
+    parser.add_argument("--missing", default="[]", help="pages that are 404, as JSON")
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--mean-tokens", type=float, default=40)

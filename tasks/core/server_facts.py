@@ -26,11 +26,15 @@ _SHORTEST_SECRET = 4  # a shorter one would blacken half of the settings
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One server's own words; `server_info` may hold secrets in clear."""
+    """One server's own words; `server_info` may hold secrets in clear.
+
+    A router's are those of one server behind it, and it does not say which.
+    """
 
     url: str
     model_info: Mapping[str, Any]
     server_info: Mapping[str, Any]
+    is_router: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -50,9 +54,9 @@ class ServerFacts:
 
     @property
     def all_kv_tokens(self) -> int | None:
-        """The same over all data-parallel ranks, each of which has as many."""
+        """The same over all data-parallel ranks, each of which has as many; a router's are not known."""
         ranks = _positive(self.server_info.get("dp_size")) or 1
-        return None if self.kv_tokens is None else ranks * self.kv_tokens
+        return None if self.kv_tokens is None or self.is_router else ranks * self.kv_tokens
 
     @property
     def max_running(self) -> int | None:

@@ -5,6 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from fake_sglang import NOT_A_ROUTERS
 from prefect.client.orchestration import get_client
 from run_support import Runner
 from tiny_tokenizer import make_tokenizer
@@ -67,6 +68,29 @@ def test_the_speed_is_measured_and_tells_the_time(checked):
     done = checked("--max-tokens-per-dataset", "400", tokens_per_s=200)
     assert done.exit_code == 0, done.output
     assert "at the measured" in done.stdout
+
+
+def test_a_router_passes_and_what_it_hides_is_said(checked):
+    """It tells of one server behind it, and of no load."""
+    done = checked("--max-tokens-per-dataset", "400", missing=NOT_A_ROUTERS, max_total_num_tokens=500)
+    assert done.exit_code == 0, done.output
+    for words in ("is a router", "not checked", "server.request_timeout_s", "serves 'fake'", "500 KV tokens"):
+        assert words in done.stdout
+    assert "would be in flight" not in done.stdout
+
+
+def test_a_router_that_tells_nothing_passes_with_notes(checked):
+    """Its answers to probes are good, which is what counts."""
+    pages = [*NOT_A_ROUTERS, "/get_model_info", "/get_server_info"]
+    done = checked("--max-tokens-per-dataset", "400", missing=pages)
+    assert done.exit_code == 0, done.output
+    assert "does not say which model it serves; not compared" in done.stdout
+    assert "does not say how many KV tokens it has; not checked" in done.stdout
+
+
+def test_another_model_behind_a_router_is_refused(checked):
+    """What one server behind it says counts."""
+    _assert_refused(checked(missing=NOT_A_ROUTERS, served_model_name="org/other"), "'org/other'", "'fake'")
 
 
 def test_another_model_is_refused(checked):

@@ -7,7 +7,7 @@ import traceback
 import httpx
 import orjson
 import pytest
-from fake_sglang import FakeServer, expected_answer, wait_until
+from fake_sglang import NOT_A_ROUTERS, FakeServer, expected_answer, wait_until
 
 from serving import client as client_module
 from serving.client import SGLangClient
@@ -366,6 +366,34 @@ def test_information_pages_are_read():
     model, server = ask_server(FakeServer(), both)
     assert model["model_path"] == "fake"
     assert server["context_length"] == 2048
+
+
+def test_a_routers_pages_are_found_under_their_other_names():
+    """As smg answers: ready, what it serves and its settings are there, a load of its own is not."""
+
+    async def everything(client):
+        pages = await client.model_info(), await client.server_info(), await client.load()
+        return await client.is_ready(), await client.is_router(), *pages
+
+    router = FakeServer(missing=NOT_A_ROUTERS)
+    ready, is_router, model, server, load = ask_server(router, everything)
+    assert (ready, is_router, load) == (True, True, None)
+    assert model["model_path"] == "fake"
+    assert server["context_length"] == 2048
+    assert not ask_server(FakeServer(), lambda client: client.is_router())
+
+
+def test_a_router_without_servers_is_not_ready():
+    """Its own page says so."""
+    router = FakeServer(missing=NOT_A_ROUTERS)
+    router.ready = False
+    assert "/readiness answered 503" in ask_server(router, lambda client: client.explain_not_ready())
+
+
+def test_pages_that_are_nowhere_are_empty():
+    """What they would have said is not known."""
+    for method in ("model_info", "server_info"):
+        assert ask(answering(404), lambda client, method=method: getattr(client, method)()) == {}
 
 
 def test_probe_returns_the_prompt_ids_that_the_server_saw():

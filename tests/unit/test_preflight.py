@@ -23,6 +23,7 @@ from tasks.preflight import (
     check_load,
     check_model,
     check_prompts,
+    check_router,
     check_special_tokens,
     check_text_ids,
     check_thinking,
@@ -221,6 +222,14 @@ def test_windows_far_above_the_kv_memory_are_said(kv, max_running, warns):
     facts = _facts(max_total_num_tokens=kv, max_running_requests=max_running)
     datasets = [SampledDataset(name="a", prompt_tokens=[300])]
     assert bool(list(check_load([facts], LANES, datasets, _plan()))) is warns
+
+
+def test_a_routers_memory_is_no_measure_of_its_load():
+    """It tells of one server of several: nothing is said of the windows but that it is not checked."""
+    facts = ServerFacts(URL, {}, {"max_total_num_tokens": 500}, is_router=True)
+    assert list(check_load([facts], LANES, [], _plan())) == []
+    assert _levels(check_router(facts)) == ["warning"]
+    assert list(check_router(_facts())) == []
 
 
 def test_ignored_tools_are_said_where_there_are_some(target, tmp_path):
