@@ -45,7 +45,7 @@ def find_servers():
     """The server processes of this one."""
     found = set()
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.ZombieProcess):
+        with contextlib.suppress(psutil.NoSuchProcess):
             if "flows.prefect_server" in child.cmdline():
                 found.add(child)
     return found

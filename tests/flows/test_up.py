@@ -36,7 +36,7 @@ def find_groups(process):
     """The processes that serve, by the group's name."""
     found = {}
     for child in psutil.Process(process.pid).children():
-        with contextlib.suppress(psutil.ZombieProcess):  # not yet waited for
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, or gone meanwhile
             if "deployments.serve" in (argv := child.cmdline()):
                 found[argv[-3]] = child
     return found
@@ -48,7 +48,8 @@ def test_what_dies_is_started_again_and_all_end_together(start, tmp_path):
     wait_until(lambda: set(find_groups(process)) == GROUPS)
     killed = find_groups(process)["datasets"]
     killed.kill()
-    wait_until(lambda: set(find_groups(process)) == GROUPS and find_groups(process)["datasets"] != killed)
+    wait_until(lambda: find_groups(process).get("datasets") not in (None, killed))
+    wait_until(lambda: set(find_groups(process)) == GROUPS)
     groups = find_groups(process)
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 0
