@@ -201,8 +201,8 @@ def _load(
 
 
 def _to_server(base_url: list[str] | None, mode: str | None) -> dict[str, Any]:
-    if mode == "embedded" and base_url:
-        fail("--mode embedded starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
+    if mode in ("embedded", "launch") and base_url:
+        fail(f"--mode {mode} starts a server of its own; leave out --base-url, or the mode", EXIT_BAD_INPUT)
     return {"base_urls": base_url or None, "mode": mode or ("connect" if base_url else None)}
 
 

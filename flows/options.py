@@ -41,8 +41,9 @@ BaseUrls = Annotated[
 Mode = Annotated[
     str | None,
     typer.Option(
-        metavar="connect|embedded",
-        help="Use running servers, or start a small model on this machine's CPU for a trial.",
+        metavar="connect|launch|embedded",
+        help="Use running servers, start SGLang here (with server.profile and target.model in the file), or "
+        "start a small model on this machine's CPU for a trial.",
     ),
 ]
 AcceptChanged = Annotated[

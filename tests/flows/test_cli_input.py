@@ -98,9 +98,10 @@ def test_flags_over_a_malformed_file_are_refused_too(offline):
     _assert_refused(done, "server", "'foo'", "datasets")
 
 
-def test_a_url_for_the_embedded_mode_is_refused(offline):
-    """It would be ignored, and the small model would answer instead of the one at the URL."""
-    _assert_refused(offline.run("--mode", "embedded", "--base-url", "http://127.0.0.1:9"), "--base-url")
+@pytest.mark.parametrize("mode", ["embedded", "launch"])
+def test_a_url_for_a_mode_that_starts_a_server_is_refused(offline, mode):
+    """It would be ignored, and another server would answer than the one at the URL."""
+    _assert_refused(offline.run("--mode", mode, "--base-url", "http://127.0.0.1:9"), "--base-url")
 
 
 def test_a_dataset_asked_for_twice_is_taken_once(offline):
