@@ -109,8 +109,6 @@ def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explai
         checked = serve_command.check_with_sglang(install, command)
     except (UnknownProfile, LaunchRefused) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
-    for warning in serve_command.find_warnings(command):
-        say(warning)
     say(checked)
     if dry_run:
         typer.echo(command.to_shell())

@@ -20,11 +20,9 @@ from serving.flag_table import load_flag_table
 from serving.launch import launch_server
 from serving.launch_command import (
     API_KEY_VARIABLE,
-    LOOPBACK,
     LaunchCommand,
     build_command,
     default_key_path,
-    is_loopback,
 )
 from serving.profile import Advice, FlagSetting, Profile, list_profiles, load_profile
 from serving.sglang_install import Install, ask_parser, find_install
@@ -34,7 +32,7 @@ COMPARE_WIDTH = 136
 _LEFT_OUT = "·"
 _BASICS = {
     "--model-path": "The model to serve.",
-    "--host": "127.0.0.1 is this machine only; another address needs a key.",
+    "--host": f"127.0.0.1 is this machine only; another address needs a key ({API_KEY_VARIABLE}).",
     "--port": "Where it listens.",
     "--config": "A file of mode 600 with the key: a key on the command line is shown to everybody by ps.",
 }
@@ -121,23 +119,21 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     """`flag=value` texts as a mapping; `flag=` is a switch.
 
     Raises:
-        LaunchRefused: a text without an equals sign.
+        LaunchRefused: texts without an equals sign, or one flag twice; every problem is a line.
     """
-    values = {}
+    values: dict[str, str] = {}
+    problems = []
     for text in settings:
-        name, equals, value = text.partition("=")
+        name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not name.strip("-"):
-            raise LaunchRefused(f"--set {name}: write flag=value, or flag= for a flag without a value")
-        values[name.strip()] = value
+            shown = name if name.strip("-") else text  # what follows an equals sign may be a secret
+            problems.append(f"--set {shown}: write flag=value, or flag= for a flag without a value")
+        elif name in values:
+            problems.append(f"--set {name}: it is set twice; set it once")
+        values[name] = value
+    if problems:
+        raise LaunchRefused("\n".join(problems))
     return values
-
-
-def find_warnings(command: LaunchCommand) -> list[str]:
-    """What is allowed and better known."""
-    host = command.argv[command.argv.index("--host") + 1] if "--host" in command.argv else LOOPBACK
-    if not is_loopback(host) and command.key_file is None and "--config" not in command.argv:
-        return [f"it asks for no key, and anyone who reaches {host} can use it: set {API_KEY_VARIABLE}"]
-    return []
 
 
 def explain_profile(profile: Profile, command: LaunchCommand) -> RenderableType:

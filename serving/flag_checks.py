@@ -73,10 +73,9 @@ def split_values(name: str, value: str) -> list[str]:
 
 def _check_value(flag: Flag, name: str, value: str | None) -> str | None:
     if flag.type == "switch":
-        problem = f"{name} takes no value (it is {value!r}): leave the value out, or the flag"
-        return None if value is None else problem
+        return None if value is None else _explain_switch(name, value)
     if value is None or not value.strip():
-        return None if flag.nargs in ("?", "*") else f"{name} needs a value"
+        return None if flag.nargs in ("?", "*") else f"{name} needs a value: {name[2:]}=VALUE"
     if "\0" in value or "\n" in value:
         return f"{name}: a value is one line"
     for item in split_values(name, value):
@@ -84,6 +83,12 @@ def _check_value(flag: Flag, name: str, value: str | None) -> str | None:
         if wrong:
             return f"{name}: {wrong}"
     return None
+
+
+def _explain_switch(name: str, value: str) -> str:
+    if value.lower() in ("0", "false", "no", "off"):
+        return f"{name} is a switch, off when it is left out (the value is {value!r}): leave the flag out"
+    return f"{name} is a switch, on when it is there (the value is {value!r}): write {name[2:]}="
 
 
 def _check_item(flag: Flag, text: str) -> str | None:

@@ -7,7 +7,7 @@ mean another flag, or none, in the next version.
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,9 +70,14 @@ class FlagTable:
         if name in RENAMED:
             return f"{name}: SGLang {self.version} has no such flag: {RENAMED[name]}"
         longer = sorted(known for known in self.by_name if known.startswith(name))
-        close = longer[:3] or difflib.get_close_matches(name, self.by_name, n=1, cutoff=0.6)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        close = " or ".join(longer[:3]) or find_close(name, self.by_name)
+        hint = f"; did you mean {close}?" if close else ""
         return f"{name}: SGLang {self.version} has no such flag{hint}"
+
+
+def find_close(name: str, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one is likely to mean."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)), None)
 
 
 @cache

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from serving.errors import LaunchRefused
 from serving.flag_checks import find_problems, split_values
-from serving.flag_table import SECRET_FLAGS, load_flag_table
+from serving.flag_table import SECRET_FLAGS, find_close, load_flag_table
 from serving.profile import Profile
 
 API_KEY_VARIABLE = "DRAFTMILL_API_KEY"
 LOOPBACK = "127.0.0.1"
 DEFAULT_LAUNCHER = ("sglang", "serve")
 REDACTED = "***"
+_ALWAYS_SET = ("--model-path", "--host", "--port")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -93,10 +94,11 @@ def build_command(
     """
     changes = {_spell(name): value for name, value in (overrides or {}).items()}
     dropped = {_spell(name) for name in unset}
+    twice = _find_repeated(overrides or {})
     basics = {"--model-path": model, "--host": host, "--port": str(port)}
     flags = _merge_flags(profile, basics, changes, dropped, concurrency)
     env = {**profile.env_values(), **{name: value for name, value in changes.items() if not _is_flag(name)}}
-    problems = [*_find_misuse(profile, flags, changes, dropped), *find_problems(flags)]
+    problems = [*twice, *_find_misuse(profile, flags, changes, dropped), *find_problems(flags)]
     problems += _find_key_problems(flags, api_key, key_file)
     if problems:
         raise LaunchRefused("\n".join(problems))
@@ -121,6 +123,11 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is not to be shown."""
+    return any(name.endswith(word) for word in _SECRET_WORDS)
 
 
 def _merge_flags(
@@ -151,32 +158,60 @@ def _find_misuse(
     profile: Profile, flags: Mapping[str, str | None], changes: Mapping[str, str], dropped: Collection[str]
 ) -> list[str]:
     """What is wrong with the changes themselves."""
+    table = load_flag_table()
     problems = [
         f"{name}: a secret on a command line can be read by everybody on the machine: {_other_way(name)}"
         for name in changes
         if name in SECRET_FLAGS
     ]
     problems += [
-        f"{name!r} is no name of a flag or an environment variable"
+        f"{name!r} is no name of an environment variable"
         for name, value in changes.items()
-        if not re.fullmatch(r"--[a-z0-9-]+|[A-Z_][A-Z0-9_]*", name) or "\0" in value
+        if not _is_flag(name) and (not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) or "\0" in value)
     ]
-    ours = {setting.flag for setting in profile.flags} | {setting.name for setting in profile.env}
+    ours = [setting.flag for setting in profile.flags] + [setting.name for setting in profile.env]
     for name in sorted(dropped):
-        if name not in ours:
-            problems.append(f"{name}: profile {profile.name!r} does not set it, so it cannot be left out")
         if name in changes:
-            problems.append(f"{name}: both set and left out")
-    if not str(flags.get("--model-path") or "").strip():
+            problems.append(f"{name}: both set and left out: do one of them")
+        elif _is_flag(name) and table.find(name) is None and not find_close(name, ours):
+            problems.append(table.explain_unknown(name))
+        elif name not in ours:
+            problems.append(_explain_unset(name, profile.name, ours))
+    if "--model-path" not in dropped and not str(flags.get("--model-path") or "").strip():
         problems.append("--model-path: a folder or a Hub id is needed")
     return problems
+
+
+def _find_repeated(overrides: Mapping[str, str]) -> list[str]:
+    """One flag under two names: the later one would win without a word."""
+    names: dict[str, list[str]] = {}
+    for name in overrides:
+        names.setdefault(_spell(name), []).append(name)
+    return [
+        f"{' and '.join(same)} are the same flag: set it once" for same in names.values() if len(same) > 1
+    ]
+
+
+def _explain_unset(name: str, profile: str, ours: Sequence[str]) -> str:
+    if name in _ALWAYS_SET:
+        return f"{name}: every server needs it, so it cannot be left out"
+    close = find_close(name, ours)
+    hint = f"; did you mean {close}?" if close else f"; it sets {', '.join(ours)}"
+    return f"{name}: profile {profile!r} does not set it, so it cannot be left out{hint}"
 
 
 def _find_key_problems(
     flags: Mapping[str, str | None], api_key: str | None, key_file: Path | None
 ) -> list[str]:
     if api_key is None:
-        return []
+        host = flags.get("--host") or LOOPBACK
+        if is_loopback(host) or "--config" in flags:  # the user's file may hold a key
+            return []
+        open_to_all = f"--host {host}: without a key, anyone who reaches this machine could use the server"
+        way_out = (
+            f"set {API_KEY_VARIABLE} in the environment, for draftmill run too, or leave host at {LOOPBACK}"
+        )
+        return [f"{open_to_all}: {way_out}"]
     problems = []
     if key_file is None:
         problems.append(
@@ -220,11 +255,7 @@ def _is_flag(name: str) -> bool:
 
 
 def _assignments(env: Mapping[str, str]) -> list[str]:
-    return [f"{name}={shlex.quote(REDACTED if _is_secret(name) else value)}" for name, value in env.items()]
-
-
-def _is_secret(name: str) -> bool:
-    return any(name.endswith(word) for word in _SECRET_WORDS)
+    return [f"{name}={shlex.quote(REDACTED if is_secret(name) else value)}" for name, value in env.items()]
 
 
 def _redact(argv: Sequence[str]) -> list[str]:

@@ -65,6 +65,8 @@ def test_a_dry_run_prints_the_command_and_nothing_else(serve):
         (["--profile", "cpu", "--model", "m", "--preset", "fast"], ["'fast'"]),
         (["--profile", "cpu", "--model", "m", "--set", "tp=2"], ["--tp-size"]),
         (["--profile", "cpu", "--model", "m", "--set", "enable-metrics"], ["flag=value"]),
+        (["--profile", "cpu", "--model", "m", "--set", "=4"], ["--set =4", "flag=value"]),
+        (["--profile", "cpu", "--model", "m", "--set", "seed=1", "--set", "seed=2"], ["--set seed", "twice"]),
         (["--profile", "cpu", "--model", "m", "--slots", "2"], ["--slots"]),
         (["--profile", "cpu", "--model", "m", "--python", "gone"], ["gone"]),
         (["--profile", "cpu", "--model", "m", "--port", "0"], ["--port"]),
@@ -130,8 +132,10 @@ def test_a_dry_run_with_a_key_writes_no_file(serve, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_open_server_on_the_network_is_warned_about(serve):
-    """Everybody could use it."""
-    done = serve("--profile", "cpu", "--model", "m", "--set", "host=0.0.0.0", "--dry-run")
-    assert done.returncode == 0
-    assert "no key" in done.stderr
+def test_an_open_server_on_the_network_is_refused(serve):
+    """Everybody could use it; the message says how to give it a key."""
+    command = ("--profile", "cpu", "--model", "m", "--set", "host=0.0.0.0", "--dry-run")
+    refused = serve(*command)
+    assert refused.returncode == 2
+    assert "DRAFTMILL_API_KEY" in refused.stderr
+    assert serve(*command, DRAFTMILL_API_KEY="hunter2").returncode == 0

@@ -78,8 +78,14 @@ def test_every_advice_passes_the_checks(name):
         ({"attention-backend": "flash"}, "'flash' is none of triton, "),
         ({"json-model-override-args": "{'a': 1}"}, "is not JSON"),
         ({"preferred-sampling-params": "{"}, "is not JSON"),
-        ({"enable-metrics": "true"}, "--enable-metrics takes no value (it is 'true')"),
-        ({"tp-size": ""}, "--tp-size needs a value"),
+        (
+            {"enable-metrics": "true"},
+            "--enable-metrics is a switch, on when it is there (the value is 'true')",
+        ),
+        ({"enable-metrics": "0"}, "off when it is left out (the value is '0'): leave the flag out"),
+        ({"tp-size": ""}, "--tp-size needs a value: tp-size=VALUE"),
+        ({"tp-size": "2", "tensor-parallel-size": "1"}, "tp-size and tensor-parallel-size are the same flag"),
+        ({"trust_remote_code": ""}, "did you mean --trust-remote-code?"),
         ({"served-model-name": "--tp-size"}, "starts with a dash"),
         ({"enable-hierarchical-cache": ""}, "exclude each other"),
         ({"NCCL X": "1"}, "'NCCL X' is no name"),
@@ -95,7 +101,36 @@ def test_everything_wrong_is_said_at_once():
     """One line for each."""
     lines = refusal(overrides={"tp": "2", "page-size": "x"}, unset=["nonsense"], port=0).splitlines()
     assert len(lines) == 4
-    assert any("--nonsense: profile 'cpu' does not set it" in line for line in lines)
+    assert any("--nonsense: SGLang 0.5.23 has no such flag" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "enable-metric",
+            "profile 'cpu' does not set it, so it cannot be left out; did you mean --enable-metrics?",
+        ),
+        ("page-size", "profile 'cpu' does not set it, so it cannot be left out; it sets --device, "),
+        ("page-sise", "has no such flag; did you mean --page-size?"),
+        ("NCCL_PROTO", "NCCL_PROTO: profile 'cpu' does not set it"),
+        ("model-path", "--model-path: every server needs it"),
+    ],
+)
+def test_what_cannot_be_left_out_is_named_once(name, words):
+    """A misspelt name, a flag that the profile does not set, one that every server needs."""
+    message = refusal(unset=[name])
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_server_on_the_network_needs_a_key(tmp_path):
+    """Else everybody could use it; loopback and a file of the user's are let through."""
+    for host in ("0.0.0.0", "::", "gpu-1"):
+        assert "DRAFTMILL_API_KEY" in refusal(overrides={"host": host})
+    build(overrides={"host": "0.0.0.0"}, api_key=KEY, key_file=tmp_path / "key.yaml")
+    build(overrides={"host": "0.0.0.0", "config": "mine.yaml"})
+    build(overrides={"host": "localhost"})
 
 
 @pytest.mark.parametrize("value", ["128k", "25.6k", "64Ki", "4096"])
@@ -210,11 +245,12 @@ def test_a_shell_reads_the_printed_command_as_it_is_run():
     assert json.loads(done.stdout) == [printed.argv[3:], "a b;c"]
 
 
-def test_the_address_is_one_that_this_machine_reaches():
+def test_the_address_is_one_that_this_machine_reaches(tmp_path):
     """Listening everywhere is no address to ask."""
+    key = {"api_key": KEY, "key_file": tmp_path / "key.yaml"}
     assert build().base_url == "http://127.0.0.1:30000"
-    assert build(overrides={"host": "0.0.0.0", "port": "1234"}).base_url == "http://127.0.0.1:1234"
-    assert build(overrides={"host": "fd00::1"}).base_url == "http://[fd00::1]:30000"
+    assert build(overrides={"host": "0.0.0.0", "port": "1234"}, **key).base_url == "http://127.0.0.1:1234"
+    assert build(overrides={"host": "fd00::1"}, **key).base_url == "http://[fd00::1]:30000"
 
 
 def test_the_checks_take_what_they_should():
