@@ -111,7 +111,7 @@ class Lanes(_Section):
     """Short and long prompts have windows of their own."""
 
     concurrency: Literal["fixed", "auto"] = "fixed"
-    """auto: widen and narrow both windows by the servers' load, between a quarter and four times these."""
+    """auto: follow the servers' load, a quarter to four times these, but not past --max-running-requests."""
     long_prompt_tokens: int = Field(4096, ge=1)
     """Prompts of this many tokens or more take the long lane."""
     short: LaneSettings = LaneSettings(concurrency=150, max_new_tokens=10240)

@@ -29,12 +29,14 @@ class _Entry(BaseModel):
 class FlagSetting(_Entry):
     """A flag that the profile sets; no value for a switch.
 
-    `from_run` takes the value from the run where it is known; `same_as` copies another flag's.
+    `from_run` takes the value from the run where it is known, `at_most` that much; `same_as` copies another
+    flag's.
     """
 
     flag: str
     value: str | None = None
     from_run: Literal["concurrency"] | None = None
+    at_most: int | None = None
     same_as: str | None = None
 
 
@@ -69,7 +71,10 @@ class Preset(BaseModel):
 
 
 class Profile(BaseModel):
-    """Everything to start SGLang with on one kind of machine; `expected_kv_tokens` is the least to expect."""
+    """Everything to start SGLang with on one kind of machine; `expected_kv_tokens` is the least to expect.
+
+    `gpu_memory_gib` is one GPU's, as its driver counts it; `words` explains those of the texts.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,6 +82,8 @@ class Profile(BaseModel):
     hardware: str
     model: str
     description: str
+    gpus: int | None = None
+    gpu_memory_gib: int | None = None
     expected_kv_tokens: int | None = None
     flags: tuple[FlagSetting, ...]
     auto: tuple[AutoSetting, ...] = ()
@@ -86,13 +93,16 @@ class Profile(BaseModel):
     default_preset: str | None = None
     preset: str | None = None
     sources: dict[str, str]
+    words: dict[str, str]
 
     def flag_values(self, *, concurrency: int | None = None) -> dict[str, str | None]:
         """Flag to value, in order; `concurrency` is the requests that the run keeps in flight, if known."""
         values: dict[str, str | None] = {}
         for setting in self.flags:
-            known = concurrency is not None and setting.from_run == "concurrency"
-            values[setting.flag] = str(concurrency) if known else setting.value
+            value = setting.value
+            if concurrency is not None and setting.from_run == "concurrency":
+                value = str(min(concurrency, setting.at_most or concurrency))
+            values[setting.flag] = value
         return values
 
     def env_values(self) -> dict[str, str]:
@@ -130,7 +140,8 @@ def _read_profile(name: str) -> Profile:
     flags = [entry for entry in common["flags"] if entry["flag"] not in replaced]
     advice = [*own.pop("advice", ()), *common["advice"]]
     own["flags"] = [*own["flags"], *flags]
-    return Profile(name=name, sources=common["sources"], advice=advice, **own)
+    shared = {key: common[key] for key in ("sources", "words")}
+    return Profile(name=name, advice=advice, **shared, **own)
 
 
 def _read_toml(stem: str) -> dict[str, list[Mapping[str, str]]]:

@@ -72,9 +72,11 @@ def test_the_failure_with_4578_tokens_is_below_what_is_expected():
 
 
 def test_the_number_of_requests_is_that_of_a_run():
-    """A run's own windows decide, by default those of the parameters; the CPU stays at its number."""
+    """A run's own windows decide, by default those of the parameters, up to what the memory is good for."""
     lanes = Lanes()
     usual = lanes.short.concurrency + lanes.long.concurrency
     assert load_profile("b200-x8").flag_values()["--max-running-requests"] == str(usual)
     assert load_profile("b200-x8").flag_values(concurrency=40)["--max-running-requests"] == "40"
+    assert load_profile("rtx-pro-6000-x8").flag_values(concurrency=40)["--max-running-requests"] == "40"
+    assert load_profile("rtx-pro-6000-x8").flag_values(concurrency=182)["--max-running-requests"] == "96"
     assert load_profile("cpu").flag_values(concurrency=40)["--max-running-requests"] == "16"
