@@ -7,6 +7,7 @@ import typer
 
 from flows import serve_command
 from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, say
+from flows.serve_explain import explain_profile
 from serving.errors import LaunchRefused, ServerDown, UnknownProfile
 
 _SERVE_EPILOG = """\
@@ -102,8 +103,8 @@ def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explai
     try:
         profile, install, command = serve_command.prepare_launch(request)
         if explain:
-            console = serve_command.make_table_console(serve_command.EXPLAIN_WIDTH)
-            console.print(serve_command.explain_profile(profile, command))
+            width = serve_command.make_table_console(serve_command.EXPLAIN_WIDTH).width
+            typer.echo(explain_profile(profile, command, width=width))
         if explain and not dry_run:
             return
         checked = serve_command.check_with_sglang(install, command)

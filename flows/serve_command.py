@@ -1,7 +1,7 @@
-"""`draftmill serve --profile`: choose, check, explain and start a real SGLang server.
+"""`draftmill serve --profile`: choose, check, compare and start a real SGLang server.
 
-Knows how the command's options become a launch command and how that is shown; does not know typer. Invariant:
-nothing is started that our checks, or SGLang's own parser where it is installed, refuse.
+Knows how the command's options become a launch command, and how profiles are compared; does not know typer.
+Invariant: nothing is started that our checks, or SGLang's own parser where it is installed, refuse.
 """
 
 import os
@@ -24,18 +24,12 @@ from serving.launch_command import (
     build_command,
     default_key_path,
 )
-from serving.profile import Advice, FlagSetting, Profile, list_profiles, load_profile
+from serving.profile import Profile, list_profiles, load_profile
 from serving.sglang_install import Install, ask_parser, find_install
 
 EXPLAIN_WIDTH = 100  # of a file or a pipe
 COMPARE_WIDTH = 136
 _LEFT_OUT = "·"
-_BASICS = {
-    "--model-path": "The model to serve.",
-    "--host": f"127.0.0.1 is this machine only; another address needs a key ({API_KEY_VARIABLE}).",
-    "--port": "Where it listens.",
-    "--config": "A file of mode 600 with the key: a key on the command line is shown to everybody by ps.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,27 +130,6 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def explain_profile(profile: Profile, command: LaunchCommand) -> RenderableType:
-    """What the profile is for, and every flag and variable with its reason."""
-    intro = f"{profile.name}: {profile.hardware}, {profile.model}."
-    if profile.preset is not None:
-        intro += f" Preset {profile.preset}: {profile.presets[profile.preset].description}."
-    if profile.expected_kv_tokens is not None:
-        intro += f" At least {profile.expected_kv_tokens:,} tokens of KV memory are expected."
-    parts: list[RenderableType] = [
-        Text(f"{intro} {profile.description}"),
-        Text(""),
-        _explain_table(profile, command),
-    ]
-    if profile.advice:
-        parts += [Text("Not set; when it helps:"), _advice_table(profile.advice)]
-    used = _used_sources(profile)
-    parts.append(
-        Text("\n".join(f"{name}: {profile.sources[name]}" for name in profile.sources if name in used))
-    )
-    return Group(*parts)
-
-
 def compare_profiles() -> RenderableType:
     """Flags and variables as rows, profiles as columns."""
     profiles = [load_profile(name) for name in list_profiles()]
@@ -188,73 +161,10 @@ def make_table_console(width: int) -> Console:
     return console
 
 
-def _explain_table(profile: Profile, command: LaunchCommand) -> Table:
-    table = _plain_table(("flag", 28), ("value", 20), ("why", None), ("source", 10))
-    reasons = {setting.flag: setting for setting in profile.flags}
-    for name, value in _pair_up(command.argv):
-        basic = _BASICS.get(name)
-        table.add_row(name, value, *((basic, "") if basic else _reason(reasons.get(name), value)))
-    for auto in profile.auto:
-        if auto.flag not in command.argv:
-            table.add_row(auto.flag, f"auto ({auto.picks})", auto.why, ", ".join(auto.source))
-    variables = {setting.name: setting for setting in profile.env}
-    for name, value in command.env.items():
-        known = variables.get(name)
-        if known is not None and known.value == value:
-            table.add_row(name, value, known.why, ", ".join(known.source))
-        else:
-            table.add_row(name, value, "You set it.", "you")
-    return table
-
-
-def _reason(setting: FlagSetting | None, value: str) -> tuple[str, str]:
-    if setting is None:
-        return "You set it.", "you"
-    if setting.value is not None and setting.value != value:
-        return f"You set it; the profile says {setting.value}. {setting.why}", "you"
-    return setting.why, ", ".join(setting.source)
-
-
-def _pair_up(argv: Sequence[str]) -> list[tuple[str, str]]:
-    """Flags with their values, out of a command's words."""
-    pairs: list[tuple[str, list[str]]] = []
-    for word in argv:
-        if word.startswith("--"):
-            pairs.append((word, []))
-        elif pairs:
-            pairs[-1][1].append(word)
-    return [(name, " ".join(values)) for name, values in pairs]
-
-
-def _advice_table(advice: Sequence[Advice]) -> Table:
-    table = _plain_table(("when", 24), ("set", 38), ("why", None), ("source", 10))
-    for entry in advice:
-        flags = "\n".join(f"{name[2:]}={value}" for name, value in entry.set.items())
-        table.add_row(entry.when, flags, entry.why, ", ".join(entry.source))
-    return table
-
-
-def _plain_table(*widths: tuple[str, int | None]) -> Table:
-    """A table of columns with a greatest width each; one of None takes the rest."""
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    for name, width in widths:
-        table.add_column(name, overflow="fold", max_width=width, ratio=1 if width is None else None)
-    return table
-
-
-def _used_sources(profile: Profile) -> set[str]:
-    entries = (*profile.flags, *profile.auto, *profile.env, *profile.advice)
-    return {name for entry in entries for name in entry.source}
-
-
 def _flag_cells(profile: Profile) -> dict[str, str]:
     values = profile.flag_values()
     cells = {setting.flag: values[setting.same_as or setting.flag] or "yes" for setting in profile.flags}
     return cells | {auto.flag: f"auto ({auto.picks})" for auto in profile.auto}
-
-
-def _count(tokens: int | None) -> str:
-    return "unknown" if tokens is None else f"{tokens:,}"
 
 
 def _add_rows(table: Table, columns: Sequence[Mapping[str, str]]) -> None:

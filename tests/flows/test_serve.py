@@ -84,18 +84,32 @@ def test_bad_input_ends_with_2_and_says_what_to_write(serve, flags, words):
         assert word in done.stderr
 
 
-def test_explain_fits_into_100_columns(serve):
-    """A paragraph first, then a reason for every flag and variable; what was changed is marked."""
-    done = serve("--profile", "rtx-pro-6000-x8", "--model", "m", "--set", "page-size=64", "--explain")
+def test_explain_gives_a_reason_for_everything(serve):
+    """A paragraph first, then every flag and variable; what was changed is marked, what is used explained."""
+    changes = ("--set", "page-size=64", "--set", "HF_TOKEN=hunter2")
+    done = serve("--profile", "rtx-pro-6000-x8", "--model", "m", *changes, "--explain")
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert lines[0].startswith("rtx-pro-6000-x8: 8x RTX PRO 6000")
     assert max(map(len, lines)) <= 100
     assert "4,578" in done.stdout
-    for name in ("--attention-backend", "--cuda-graph-max-bs-decode", "CUDA_DEVICE_MAX_CONNECTIONS"):
-        assert f" {name} " in done.stdout
-    assert "You set it." in done.stdout
-    assert "magik: the public findings" in done.stdout
+    flags = ("--attention-backend flashinfer", "--page-size 64", "CUDA_DEVICE_MAX_CONNECTIONS=64")
+    assert all(f"  {flag}" in lines for flag in flags)
+    assert "      You set it." in lines
+    assert "hunter2" not in done.stdout
+    assert "  magik: public findings" in done.stdout
+    assert "  Marlin: kernels" in done.stdout
+    assert "Hopper" not in done.stdout  # a word of other profiles
+
+
+def test_explain_breaks_nothing_that_one_may_copy(serve, tmp_path):
+    """A path, a flag, an address and a whole --set stay on one line, however long they are."""
+    model = "some-organisation-with-a-long-name/" + "a-model-with-a-long-name-" * 5
+    done = serve("--profile", "rtx-pro-6000-x8", "--model", model, "--explain")
+    lines = done.stdout.splitlines()
+    assert f"  --model-path {model}" in lines
+    assert "      --set hicache-write-policy=write_through" in lines
+    assert any("https://github.com/flashinfer-ai/flashinfer/issues/2708" in line for line in lines)
 
 
 def test_profiles_are_compared_in_one_table(serve):
