@@ -101,13 +101,16 @@ def _serve_embedded(model: str, port: int, slots: int, context_length: int) -> N
 
 def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explain: bool) -> None:
     try:
-        profile, install, command = serve_command.prepare_launch(request)
+        launch = serve_command.prepare_launch(request)
+        command = launch.command
+        for warning in launch.warnings:
+            say(warning)
         if explain:
             width = serve_command.make_table_console(serve_command.EXPLAIN_WIDTH).width
-            typer.echo(explain_profile(profile, command, width=width))
+            typer.echo(explain_profile(launch.profile, command, width=width))
         if explain and not dry_run:
             return
-        checked = serve_command.check_with_sglang(install, command)
+        checked = serve_command.check_with_sglang(launch.install, command)
     except (UnknownProfile, LaunchRefused) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     say(checked)

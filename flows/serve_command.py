@@ -24,6 +24,7 @@ from serving.launch_command import (
     build_command,
     default_key_path,
 )
+from serving.model_checks import check_model
 from serving.profile import Profile, list_profiles, load_profile
 from serving.sglang_install import Install, ask_parser, find_install
 
@@ -45,12 +46,22 @@ class ServeRequest:
     python: Path | None = None
 
 
-def prepare_launch(request: ServeRequest) -> tuple[Profile, Install, LaunchCommand]:
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A checked command, and what is allowed and better known before it starts."""
+
+    profile: Profile
+    install: Install
+    command: LaunchCommand
+    warnings: list[str]
+
+
+def prepare_launch(request: ServeRequest) -> Launch:
     """The checked command; SGLang's own parser is not asked here.
 
     Raises:
         UnknownProfile: no such profile or preset.
-        LaunchRefused: a flag or value that SGLang would not take.
+        LaunchRefused: a flag or value that SGLang would not take, or a model that cannot be served with them.
     """
     profile = load_profile(request.profile, request.preset)
     if request.python is not None and not os.access(request.python, os.X_OK):
@@ -67,7 +78,7 @@ def prepare_launch(request: ServeRequest) -> tuple[Profile, Install, LaunchComma
         key_file=default_key_path(request.port) if api_key else None,
         launcher=install.launcher,
     )
-    return profile, install, command
+    return Launch(profile, install, command, check_model(profile, command))
 
 
 def check_with_sglang(install: Install, command: LaunchCommand) -> str:

@@ -7,7 +7,7 @@ a variable, an address) is never broken over two lines, and no secret is shown.
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from serving.launch_command import API_KEY_VARIABLE, REDACTED, LaunchCommand, is_secret
 from serving.profile import FlagSetting, Profile
@@ -47,10 +47,10 @@ def explain_profile(profile: Profile, command: LaunchCommand, *, width: int) -> 
 
 def _flag_entries(profile: Profile, command: LaunchCommand) -> Iterator[tuple[str, str]]:
     reasons = {setting.flag: setting for setting in profile.flags}
-    for name, *values in _group_words(command.argv):
+    for name, values in command.flags.items():
         yield shlex.join([name, *values]), _BASICS.get(name) or _reason(reasons.get(name), " ".join(values))
     for auto in profile.auto:
-        if auto.flag not in command.argv:
+        if auto.flag not in command.flags:
             head = f"{auto.flag} is left to SGLang, which picks {auto.picks}"
             yield head, f"{auto.why} ({', '.join(auto.source)})"
 
@@ -70,17 +70,6 @@ def _reason(setting: FlagSetting | None, value: str) -> str:
     if setting.value is not None and setting.value != value:
         return f"{_YOURS} The profile says {setting.value}: {setting.why}"
     return f"{setting.why} ({', '.join(setting.source)})"
-
-
-def _group_words(argv: Sequence[str]) -> list[list[str]]:
-    """Each flag with its values, out of a command's words."""
-    groups: list[list[str]] = []
-    for word in argv:
-        if word.startswith("--"):
-            groups.append([word])
-        elif groups:
-            groups[-1].append(word)
-    return groups
 
 
 def _find_words(words: Mapping[str, str], text: str) -> dict[str, str]:

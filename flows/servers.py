@@ -19,6 +19,7 @@ from serving.launch_command import (
     build_command,
     default_key_path,
 )
+from serving.model_checks import check_model
 from serving.profile import load_profile
 from serving.sglang_install import find_install
 from serving.shared_server import share_server
@@ -61,6 +62,8 @@ async def _start_sglang(parameters: RunParameters, _port: int) -> AsyncIterator[
     """On the port of the parameters, be it the first start or one after a kill -9 of its owner."""
     server = parameters.server
     command = build_launch_command(parameters)
+    for warning in check_model(load_profile(str(server.profile), server.preset), command):
+        logger.warning("%s", warning)
     logger.info("starting SGLang: %s", command.to_shell())
     async with launch_server(
         command,

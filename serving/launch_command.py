@@ -65,6 +65,18 @@ class LaunchCommand:
         host = LOOPBACK if host in ("0.0.0.0", "::") else host  # noqa: S104  it is not bound here
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    @property
+    def flags(self) -> dict[str, list[str]]:
+        """Each flag with the words that follow it."""
+        found: dict[str, list[str]] = {}
+        words: list[str] = []  # those of the launcher belong to no flag
+        for word in self.argv:
+            if word.startswith("--"):
+                words = found[word] = []
+            else:
+                words.append(word)
+        return found
+
     def to_shell(self) -> str:
         """The command on one line for a POSIX shell, with its environment; secrets are shown as ***."""
         return " ".join([*_assignments(self.env), shlex.join(_redact(self.argv))])

@@ -69,6 +69,8 @@ def test_a_dry_run_prints_the_command_and_nothing_else(serve):
         (["--profile", "cpu", "--model", "m", "--set", "seed=1", "--set", "seed=2"], ["--set seed", "twice"]),
         (["--profile", "cpu", "--model", "m", "--slots", "2"], ["--slots"]),
         (["--profile", "cpu", "--model", "m", "--python", "gone"], ["gone"]),
+        (["--profile", "cpu", "--model", "./gone", "--dry-run"], ["./gone", "Hub id"]),
+        (["--profile", "h200-x8", "--model", "m", "--set", "tp-size=9", "--dry-run"], ["9 GPUs", "has 8"]),
         (["--profile", "cpu", "--model", "m", "--port", "0"], ["--port"]),
         (["--profile", "cpu", "--model", "m"], ["cannot start SGLang", "--python"]),
         (["--dry-run"], ["--dry-run", "--profile"]),
@@ -110,6 +112,15 @@ def test_explain_breaks_nothing_that_one_may_copy(serve, tmp_path):
     assert f"  --model-path {model}" in lines
     assert "      --set hicache-write-policy=write_through" in lines
     assert any("https://github.com/flashinfer-ai/flashinfer/issues/2708" in line for line in lines)
+
+
+def test_a_model_with_code_of_its_own_is_warned_about(serve, tmp_path):
+    """The command is printed without the flag: nobody but the user trusts it."""
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "configuration.py"}}')
+    done = serve("--profile", "cpu", "--model", str(tmp_path), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "add --set trust-remote-code=" in done.stderr
+    assert "trust" not in done.stdout
 
 
 def test_profiles_are_compared_in_one_table(serve):
