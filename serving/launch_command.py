@@ -208,7 +208,7 @@ def _explain_unset(name: str, profile: str, ours: Sequence[str]) -> str:
     if name in _ALWAYS_SET:
         return f"{name}: every server needs it, so it cannot be left out"
     close = find_close(name, ours)
-    hint = f"; did you mean {close}?" if close else f"; it sets {', '.join(ours)}"
+    hint = f"; did you mean {close}?" if close else "; --explain lists what it does"
     return f"{name}: profile {profile!r} does not set it, so it cannot be left out{hint}"
 
 

@@ -111,7 +111,7 @@ def test_everything_wrong_is_said_at_once():
             "enable-metric",
             "profile 'cpu' does not set it, so it cannot be left out; did you mean --enable-metrics?",
         ),
-        ("page-size", "profile 'cpu' does not set it, so it cannot be left out; it sets --device, "),
+        ("page-size", "profile 'cpu' does not set it, so it cannot be left out; --explain lists"),
         ("page-sise", "has no such flag; did you mean --page-size?"),
         ("NCCL_PROTO", "NCCL_PROTO: profile 'cpu' does not set it"),
         ("model-path", "--model-path: every server needs it"),
