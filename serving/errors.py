@@ -2,12 +2,12 @@
 
 ServingError
 ├── RequestFailed            one request; may be asked again (`costs_attempt` says at what price)
-│   ├── ServerUnreachable    no connection: the server is suspect, not the prompt
+│   ├── ServerUnreachable    no connection, or a router's 503: the server is suspect, not the prompt
 │   │   └── ServerLost       the server died over the request
 │   │       └── ServerStalled  it froze, or forgot the request
 │   ├── ConnectionBroken     the connection broke, but the server is there
 │   ├── RequestTimedOut      no answer within the request's time-out
-│   ├── ServerBusy           429 or 503 with a full queue: wait, nobody is to blame
+│   ├── ServerBusy           429, or SGLang's 503 of a full queue: wait, nobody is to blame
 │   ├── ServerFailed         408, 425, 5xx
 │   ├── BadReply             a 200 that is not a whole, true answer
 │   └── GenerationAborted    a 200 whose finish_reason is abort
@@ -46,6 +46,7 @@ class RequestFailed(ServingError):
 class ServerUnreachable(RequestFailed):
     """The server could not be reached or the connection broke.
 
+    With a status something else answered for it: a router that has no server to pass the request on to.
     `was_sent` is False when there was no connection that the request could have gone through.
     """
 

@@ -54,7 +54,8 @@ class ServerPool:
     """Least in flight first; a server that cannot be reached is set aside until `/ready` answers again.
 
     So is one that answers, but with FAILURES_TO_SET_ASIDE errors of its own in a row: being quick at failing
-    it would draw most requests. It pauses longer each time, for its `/ready` may go on saying yes.
+    it would draw most requests. And a router that says that its servers are away. Both pause longer each
+    time, for their `/ready` may go on saying yes: a router's does until its health checks have failed.
 
     And one that does nothing for `stall_timeout_s` while requests are with it: no answer came back and its
     `/v1/loads` shows no work. Those requests are called back, and it returns when it makes a token again. A
@@ -128,6 +129,9 @@ class ServerPool:
                 finally:
                     member.leases.discard(lease)
         except ServerUnreachable as exc:
+            if exc.status is not None:
+                self._set_aside_for_longer(member, exc)
+                raise
             if member.up and await self._is_still_ready(member):
                 raise ConnectionBroken(str(exc), server=exc.server) from exc
             self._set_aside(member, exc)
@@ -139,8 +143,7 @@ class ServerPool:
         except (ServerFailed, BadReply) as exc:
             member.failures_in_a_row += 1
             if member.failures_in_a_row >= FAILURES_TO_SET_ASIDE:
-                member.pause_s = min(LONGEST_PAUSE_S, max(self._probe_every_s, 2 * member.pause_s))
-                self._set_aside(member, exc)
+                self._set_aside_for_longer(member, exc)
             raise
         else:
             member.failures_in_a_row, member.pause_s = 0, 0.0
@@ -223,12 +226,18 @@ class ServerPool:
             member.check = asyncio.create_task(member.client.is_ready())
         return await asyncio.shield(member.check)
 
+    def _set_aside_for_longer(self, member: _Member, exc: RequestFailed) -> None:
+        if member.up:  # once, however many requests fail together
+            member.pause_s = min(LONGEST_PAUSE_S, max(self._probe_every_s, 2 * member.pause_s))
+            self._set_aside(member, exc)
+
     def _set_aside(self, member: _Member, exc: RequestFailed) -> None:
         if not member.up:
             return
         member.up = False
         member.down_since_s = self._clock()
-        logger.warning("server set aside: %s; asking every %g s until it is ready", exc, self._probe_every_s)
+        every_s = max(self._probe_every_s, member.pause_s)
+        logger.warning("server set aside: %s; asking every %g s until it is ready", exc, every_s)
         member.probe = asyncio.create_task(self._readmit(member))
         self._notify()
 

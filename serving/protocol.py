@@ -19,13 +19,13 @@ from serving.errors import (
     ServerBusy,
     ServerFailed,
     ServerMisconfigured,
+    ServerUnreachable,
     ServingError,
 )
 
 FINISH_REASONS = frozenset({"stop", "length"})
 _REFUSED = frozenset({400, 413, 422})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
-_BUSY = frozenset({429, 503})
 # Of a rank of /v1/loads; its time stamp goes on in an idle server. decode_moments count steps.
 _WORK = ("num_used_tokens", "total_prefill_uncached_tokens", "decode_moments")
 
@@ -155,8 +155,10 @@ def read_error(status: int, body: bytes, *, server: str) -> ServingError:
         return PromptRefused(message, server=server, status=status)
     if status in _MISCONFIGURED:
         return ServerMisconfigured(message)
-    if status in _BUSY:
+    if status == 429 or (status == 503 and _is_sglangs(body)):
         return ServerBusy(message, server=server, status=status)
+    if status == 503:  # a router without a server to pass the request on to, or a proxy
+        return ServerUnreachable(message, server=server, status=status)
     return ServerFailed(message, server=server, status=status)
 
 
@@ -172,6 +174,18 @@ def _all_ids(ids: list[Any], vocab_size: int) -> bool:
         return False
     # JSON's true and false pass for 1 and 0 there.
     return bool(values.min() > 1) or not any(isinstance(one, bool) for one in ids)
+
+
+def _is_sglangs(body: bytes) -> bool:
+    """Whether an error has the shape that SGLang gives its own; one that says 503 so has a full queue.
+
+    smg 1.13 has `{"error": {"type": "server_error", "code": "no_available_workers", …}}`.
+    """
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(reply, dict) and reply.get("object") == "error"
 
 
 def _error_text(body: bytes) -> str:

@@ -19,7 +19,7 @@ from prefect.artifacts import TableArtifact
 from prefect.cache_policies import NO_CACHE
 
 from serving.client import SGLangClient
-from serving.errors import ServerMisconfigured
+from serving.errors import NotReady, ServerBusy, ServerFailed, ServerMisconfigured, ServerUnreachable
 from serving.launch_command import API_KEY_VARIABLE
 from serving.pool import STALL_TIMEOUT_S, ServerPool
 from tasks.artifacts import create_artifact, run_artifact_key
@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 MEASURE_FROM_TOKENS = 100_000  # a run of less is over before its speed is of use
 _SAY_EVERY_S = 10.0
+_ASK_AGAIN_S = 0.5
 
 CountRows = Callable[[Path, Sequence[DatasetPlan]], Awaitable[dict[str, OnDisk]]]
 
@@ -277,20 +278,33 @@ async def _wait_ready(rules: WarmUpRules, api_key: str | None) -> list[ServerFac
             last_said_s = time.monotonic()
             logger.info("waiting for the server (%g s at most): %s", rules.ready_timeout_s, why)
 
+    deadline_s = time.monotonic() + rules.ready_timeout_s
     pool = ServerPool([SGLangClient(url, api_key=api_key) for url in rules.base_urls])
     try:
         await pool.wait_ready(timeout_s=rules.ready_timeout_s, on_wait=say)
-        return [
-            ServerFacts(
-                client.base_url,
-                await client.model_info(),
-                await client.server_info(),
-                is_router=await client.is_router(),
-            )
-            for client in pool.clients
-        ]
+        while True:
+            try:
+                return [await _read_facts(client) for client in pool.clients]
+            except (ServerBusy, ServerFailed, ServerUnreachable) as exc:
+                if time.monotonic() >= deadline_s:
+                    raise NotReady(
+                        f"the server is not ready after {rules.ready_timeout_s:g} s: {exc}. "
+                        "Start it, those behind a router too, or correct server.base_urls"
+                    ) from exc
+                say(str(exc))
+                await asyncio.sleep(_ASK_AGAIN_S)
     finally:
         await pool.close()
+
+
+async def _read_facts(client: SGLangClient) -> ServerFacts:
+    """What a server says of itself; a router is ready before those behind it, whom it has to ask."""
+    return ServerFacts(
+        client.base_url,
+        await client.model_info(),
+        await client.server_info(),
+        is_router=await client.is_router(),
+    )
 
 
 def _load_target(rules: WarmUpRules, model: str, info: Mapping[str, Any]) -> TargetTokenizer:

@@ -58,14 +58,15 @@ class FakeServer:
     """Answers at once or at a given speed, and badly as often as told.
 
     `faults` maps a fault's name to its probability per request: status_500, status_503, reset, torn, hang,
-    half, abort, empty, wrong_count, foreign_id; `script` names the faults of the next requests (None is a
-    good answer). A prompt with the id `poison` gets a 400, one with the id `mute` an empty answer, each time;
-    one with the id `killer` kills the server for `down_s`. With an `api_key`, /generate and the pages about
-    the server want it. While `gate` is closed it is frozen (/freeze closes it): it takes requests and answers
-    none, and its /v1/loads stands still. `served_model_name`, `context_length` and `max_total_num_tokens` are
-    what it says of itself. With a `tokenizer` (a folder) it takes text too. With `no_ids` its answers have no
-    ids; with a `think_id` they begin with it. `ready` is what /ready says. The pages in `missing` are 404; it
-    has those of a router besides. `answered` counts a prompt's good answers, `faulty` the others by fault.
+    half, abort, empty, wrong_count, foreign_id, away (a router's 503); `script` names the faults of the next
+    requests (None is a good answer). A prompt with the id `poison` gets a 400, one with the id `mute` an
+    empty answer, each time; one with the id `killer` kills the server for `down_s`. With an `api_key`,
+    /generate and the pages about the server want it. While `gate` is closed it is frozen (/freeze closes it):
+    it takes requests and answers none, and its /v1/loads stands still. `served_model_name`, `context_length`
+    and `max_total_num_tokens` are what it says of itself, after `info_failures` 500s. With a `tokenizer` (a
+    folder) it takes text too. With `no_ids` its answers have no ids; with a `think_id` they begin with it.
+    `ready` is what /ready says. The pages in `missing` are 404; it has those of a router besides. `answered`
+    counts a prompt's good answers, `faulty` the others by fault.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class FakeServer:
         no_ids=False,
         think_id=None,
         missing=(),
+        info_failures=0,
         seed=0,
     ):
         self.latency_s = latency_s
@@ -125,6 +127,7 @@ class FakeServer:
         self.no_ids = no_ids
         self.think_id = think_id
         self.missing = frozenset(missing)
+        self.info_failures = info_failures
         self._server = None
         self._connections = {}
 
@@ -250,7 +253,11 @@ class FakeServer:
                 "most_in_flight": self.most_in_flight,
             },
         }
-        if path in pages:
+        if path.endswith("_info") and self.info_failures > 0:  # as a router whose servers are still coming
+            self.info_failures -= 1
+            error = {"type": "server_error", "code": "call_upstream_connection_failed", "message": "refused"}
+            await self._send(writer, 500, {"error": error})
+        elif path in pages:
             await self._send(writer, 200, pages[path])
         else:
             await self._send(writer, 404, {"detail": "Not Found"})
@@ -286,7 +293,13 @@ class FakeServer:
             finally:
                 self.hanging -= 1
         if fault and fault.startswith("status_"):
-            await self._send(writer, int(fault[7:]), {"error": {"message": fault}})
+            full = {"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}
+            error = full if fault == "status_503" else {"error": {"message": fault}}
+            await self._send(writer, int(fault[7:]), error)
+            return
+        if fault == "away":
+            error = {"type": "server_error", "code": "no_available_workers", "message": "all are unavailable"}
+            await self._send(writer, 503, {"error": error})
             return
         if fault == "abort":
             output, finish = output[:1], {"type": "abort", "message": "Aborted"}
@@ -354,6 +367,7 @@ async def _main(options):
         no_ids=options.no_ids == "true",
         think_id=options.think_id,
         missing=json.loads(options.missing),
+        info_failures=options.info_failures,
         seed=options.seed,
     )
     if options.die_with is not None:
@@ -402,6 +416,7 @@ if __name__ == "__main__":
     parser.add_argument("--no-ids", default="false")
     parser.add_argument("--think-id", type=int)
     parser.add_argument("--missing", default="[]", help="pages that are 404, as JSON")
+    parser.add_argument("--info-failures", type=int, default=0)
     parser.add_argument("--latency-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--mean-tokens", type=float, default=40)

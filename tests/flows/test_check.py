@@ -88,6 +88,18 @@ def test_a_router_that_tells_nothing_passes_with_notes(checked):
     assert "does not say how many KV tokens it has; not checked" in done.stdout
 
 
+def test_a_router_whose_servers_come_up_is_waited_for(checked):
+    """It is ready before they are, and answers 500 when it is asked what it serves."""
+    done = checked("--max-tokens-per-dataset", "400", missing=NOT_A_ROUTERS, info_failures=2)
+    assert done.exit_code == 0, done.output
+    assert "serves 'fake'" in done.stdout
+    checked.runner.raw["server"]["ready_timeout_s"] = 0.1
+    done = checked("--max-tokens-per-dataset", "400", missing=NOT_A_ROUTERS, info_failures=1000)
+    assert done.exit_code == 1, done.output
+    assert "not ready after 0.1 s" in done.stderr
+    assert "/get_model_info: answered 500" in done.stderr
+
+
 def test_another_model_behind_a_router_is_refused(checked):
     """What one server behind it says counts."""
     _assert_refused(checked(missing=NOT_A_ROUTERS, served_model_name="org/other"), "'org/other'", "'fake'")

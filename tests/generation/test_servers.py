@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from fake_sglang import FakeServer, prompt_key, wait_until
+from fake_sglang import NOT_A_ROUTERS, FakeServer, prompt_key, wait_until
 from generation_support import (
     cancel,
     is_free,
@@ -50,6 +50,28 @@ def test_server_that_is_busy_for_ever_is_an_outage(make):
     with pytest.raises(dispatch.OutageError, match=r"outage_timeout_s 0\.3; the last failure was: .* 503 "):
         dataset.run(server, outage_timeout_s=0.3)
     assert not dataset.rejected
+
+
+def test_a_router_whose_servers_are_away_pauses_the_run(make, caplog):
+    """Also while its /readiness still says yes; the log names it, and no prompt is blamed."""
+    dataset, server = make(prompts=30), FakeServer(missing=NOT_A_ROUTERS, faults={"away": 1.0})
+
+    async def scenario():
+        async with serve(dataset.renderer, server, short=8) as resources:
+            run = asyncio.create_task(dataset.generate(resources, max_attempts=1))
+            await wait_until(lambda: not resources.pool.is_up)
+            assert "server set aside" in caplog.text
+            assert "answered 503 (all are unavailable)" in caplog.text
+            server.ready = False
+            asked = server.paths["/readiness"]
+            await wait_until(lambda: server.paths["/readiness"] > asked + 3)
+            assert not resources.pool.is_up
+            server.faults, server.ready = {}, True
+            await run
+
+    asyncio.run(scenario())
+    dataset.check_complete(server)
+    assert {row.attempt for row in dataset.rows} == {1}
 
 
 @pytest.mark.usefixtures("ticking")

@@ -163,6 +163,7 @@ def test_connection_that_breaks_in_mid_answer_is_an_unreachable_server(fault):
         ("abort", GenerationAborted),
         ("status_500", ServerFailed),
         ("status_503", ServerBusy),
+        ("away", ServerUnreachable),
     ],
 )
 def test_bad_answer_over_a_socket_is_told_apart(fault, kind):

@@ -13,6 +13,7 @@ from serving.errors import (
     ServerBusy,
     ServerFailed,
     ServerMisconfigured,
+    ServerUnreachable,
     ServingError,
 )
 from serving.protocol import GenerationRequest, read_error, read_generation
@@ -222,7 +223,7 @@ def test_empty_answer_is_one_without_anything_but_the_stop_token(ids, finish, is
         (429, ServerBusy, "server_busy"),
         (500, ServerFailed, "server_failed"),
         (502, ServerFailed, "server_failed"),
-        (503, ServerBusy, "server_busy"),
+        (503, ServerUnreachable, "server_unreachable"),
         (504, ServerFailed, "server_failed"),
         (204, ServerFailed, "server_failed"),
     ],
@@ -253,6 +254,20 @@ def test_servers_own_words_are_in_the_message(status, body, text):
     assert text in message
     assert SERVER in message
     assert str(status) in message
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"object":"error","message":"The request queue is full.","type":"503","code":503}', ServerBusy),
+        (b'{"error":{"type":"server_error","code":"no_available_workers","message":"x"}}', ServerUnreachable),
+        (b"<html>503 Service Unavailable</html>", ServerUnreachable),
+        (b"[]", ServerUnreachable),
+    ],
+)
+def test_only_sglangs_own_503_is_a_full_queue(body, kind):
+    """A router's says that no server is there, and so does a proxy's."""
+    assert type(read_error(503, body, server=SERVER)) is kind
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>502 Bad Gateway</html>", b"\xff" * 10_000, b"x" * 10_000])
