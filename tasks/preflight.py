@@ -1,7 +1,8 @@
 """Whether a run can succeed on these servers, with these settings, on this disk: one function a question.
 
 Knows what was found out and what it means; asks no server itself. Invariant: a finding is one line that names
-the object, the value and, where something has to be changed, what; all refusals of a preflight come together.
+the object, the value and, where something has to be changed, what; all refusals of a preflight come together,
+save that nothing more is looked for where another model is served and the Hub would have to be asked.
 """
 
 import shutil
@@ -314,6 +315,11 @@ def check_disk(output_dir: Path, plan: RunPlan, *, vocab_size: int, formats: Col
     return Finding("note", f"{output_dir} needs about {_size(needed)}; its disk has {_size(free)} free")
 
 
+def is_path(name: str) -> bool:
+    """Whether a model's name is a folder's; else it is an id on the Hub."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or Path(name).is_dir()
+
+
 def _existing(path: Path) -> Path:
     """The path, or its nearest parent that is there."""
     path = path.resolve()
@@ -331,7 +337,7 @@ def _size(count: float) -> str:
 def _is_same_model(asked: str, served: str) -> bool:
     """Case does not count, and of a path only its last part: machines mount models as they like."""
     one, other = _model_parts(asked), _model_parts(served)
-    whole = len(one) == 2 and len(other) == 2 and not _is_path(asked) and not _is_path(served)
+    whole = len(one) == 2 and len(other) == 2 and not is_path(asked) and not is_path(served)
     return one == other if whole else one[-1:] == other[-1:]
 
 
@@ -341,7 +347,3 @@ def _model_parts(name: str) -> list[str]:
         if part.startswith("models--"):
             return part.removeprefix("models--").split("--")
     return parts
-
-
-def _is_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or Path(name).is_dir()

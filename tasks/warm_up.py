@@ -47,6 +47,7 @@ from tasks.preflight import (
     check_router,
     check_special_tokens,
     check_tools,
+    is_path,
 )
 from tasks.probing import explain_misconfigured, measuring_prompt, probe_server
 from tasks.session import Session
@@ -142,6 +143,8 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
     model = rules.model or next(reversed(servers[0].names), "")
     findings = [check_model(facts, model) for facts in servers]  # None asked for: all serve the same
     findings += [finding for facts in servers for finding in check_router(facts)]
+    if any(one.level == "refusal" for one in findings) and not is_path(rules.tokenizer or model):
+        raise PreflightError(findings)  # the Hub has a minute to say that there is no such model
     try:
         target = await asyncio.to_thread(_load_target, rules, model, servers[0].model_info)
     except TokenizerError as exc:

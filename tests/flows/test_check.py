@@ -110,6 +110,13 @@ def test_another_model_is_refused(checked):
     _assert_refused(checked(served_model_name="org/other"), "'org/other'", "target.model is 'fake'")
 
 
+def test_another_model_is_refused_before_the_hub_is_asked_for_a_tokenizer(checked, monkeypatch):
+    """Which takes a minute where there is no such model, or no Hub."""
+    checked.runner.raw["target"] = {"model": "org/wanted"}
+    monkeypatch.setattr("tasks.warm_up.load_tokenizer", None)  # calling it would be a TypeError
+    _assert_refused(checked(served_model_name="org/other"), "'org/other'", "target.model is 'org/wanted'")
+
+
 def test_a_tokenizer_that_counts_differently_is_refused(checked, tmp_path):
     """The server's own tokenizer decides."""
     other = make_tokenizer(tmp_path / "other", merges=False)
