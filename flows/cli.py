@@ -191,13 +191,18 @@ def _load(
         override_parameters,
         read_param_file,
     )
+    from flows.servers import build_launch_command
+    from serving.errors import LaunchRefused, UnknownProfile
 
     try:
         raw = read_param_file(param_file) if param_file is not None else {}
         raw = override_parameters(raw, overrides, server=server, only=only)
-        return complete_parameters(build_parameters(raw))
-    except InputError as exc:
+        parameters = complete_parameters(build_parameters(raw))
+        if parameters.server.mode == "launch":  # now, not when Prefect is there
+            build_launch_command(parameters)
+    except (InputError, LaunchRefused, UnknownProfile) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
+    return parameters
 
 
 def _to_server(base_url: list[str] | None, mode: str | None) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class Server(_Section):
     """Mode launch: the hardware that SGLang is set up for; draftmill serve --profiles lists what there is."""
     preset: str | None = None
     """Mode launch: a preset of the profile."""
-    launch_flags: dict[str, str] = {}
-    """Mode launch: SGLang flags over the profile's, for example {"context-length": "32768"}."""
+    launch_flags: dict[str, str | bool | int | float | None] = {}
+    """Mode launch: flags over the profile's, {"context-length": 32768}; false or null leaves one out."""
     python: str | None = None
     """Mode launch: the interpreter that SGLang is installed in; empty takes the sglang on PATH."""
     port: int = Field(30000, ge=1, le=65535)
@@ -66,6 +66,18 @@ class Server(_Section):
     """Requests that the embedded server works on at once."""
     context_length: int = Field(2048, ge=128)
     """Context of the embedded server (tokens)."""
+
+    @field_validator("launch_flags", mode="before")
+    @classmethod
+    def _check_flags(cls, flags: object) -> object:
+        given = flags if isinstance(flags, dict) else {}
+        odd = {name: value for name, value in given.items() if isinstance(value, list | dict)}
+        for name, value in odd.items():  # one sentence, where the union would make five
+            raise ValueError(
+                f"{name!r} is {value!r}; write a text, a number, true for a switch, or false or null to "
+                "leave out what the profile sets"
+            )
+        return flags
 
     @model_validator(mode="after")
     def _check_urls(self) -> "Server":

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from flows.parameters import RunParameters
 from serving.embedded.launcher import EmbeddedServer
+from serving.errors import LaunchRefused
 from serving.launch import launch_server
 from serving.launch_command import (
     API_KEY_VARIABLE,
     LaunchCommand,
     build_command,
     default_key_path,
+    read_changes,
 )
 from serving.model_checks import check_model
 from serving.profile import load_profile
@@ -80,18 +82,26 @@ def build_launch_command(parameters: RunParameters) -> LaunchCommand:
 
     Raises:
         UnknownProfile: no such profile or preset.
-        LaunchRefused: a flag or value that SGLang would not take; every problem is a line.
+        LaunchRefused: a flag or value that SGLang would not take; every problem is a line that names the
+            parameter.
     """
     server, lanes = parameters.server, parameters.lanes
     api_key = os.environ.get(API_KEY_VARIABLE) or None
     trusted = {"trust-remote-code": ""} if parameters.target.trust_remote_code else {}
-    return build_command(
+    build = functools.partial(
+        build_command,
         load_profile(str(server.profile), server.preset),
         model=str(parameters.target.model),
         port=server.port,
-        overrides={**trusted, **server.launch_flags},
         concurrency=lanes.short.concurrency + lanes.long.concurrency,
         api_key=api_key,
         key_file=default_key_path(server.port) if api_key else None,
         launcher=find_install(Path(server.python) if server.python else None).launcher,
     )
+    build(overrides=trusted)  # what is refused here has another cause than the flags
+    changes, unset = read_changes(server.launch_flags)
+    try:
+        return build(overrides={**trusted, **changes}, unset=unset)
+    except LaunchRefused as exc:
+        lines = [f"server.launch_flags: {line}" for line in str(exc).splitlines()]
+        raise LaunchRefused("\n".join(lines)) from exc

@@ -122,6 +122,24 @@ def build_command(
     return LaunchCommand(argv, kept, secret, profile.expected_kv_tokens)
 
 
+def read_changes(
+    settings: Mapping[str, str | bool | int | float | None],
+) -> tuple[dict[str, str], list[str]]:
+    """Flags and variables as YAML has them: the overrides and the unset names for `build_command`.
+
+    true is a switch that is on; false or null leaves out what the profile sets. A variable is 1 or 0 by them.
+    """
+    changes, unset = {}, []
+    for name, value in settings.items():
+        if value is None or (value is False and _is_flag(name)):
+            unset.append(name)
+        elif value is True and _is_flag(name):
+            changes[name] = ""
+        else:
+            changes[name] = str(int(value)) if isinstance(value, bool) else str(value)
+    return changes, unset
+
+
 def default_key_path(port: int) -> Path:
     """Where the key waits for a server on this port."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")

@@ -105,6 +105,24 @@ def test_another_model_behind_a_router_is_refused(checked):
     _assert_refused(checked(missing=NOT_A_ROUTERS, served_model_name="org/other"), "'org/other'", "'fake'")
 
 
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_misspelt_launch_flag_is_refused_before_anything_starts(checked, command):
+    """The parameter and the right name are said, a line for each flag."""
+    checked.runner.raw["server"] = {
+        "mode": "launch",
+        "profile": "cpu",
+        "launch_flags": {"atention-backend": "triton", "mem-fraction-static": 7, "enable-mixed-chunk": False},
+    }
+    done = CliRunner().invoke(app, [command, "--param-file", str(checked.runner.write())])
+    assert done.exit_code == 2, done.output
+    lines = done.stderr.removeprefix("draftmill: ").splitlines()
+    assert all(line.startswith("server.launch_flags: --") for line in lines)
+    for words in ("did you mean --attention-backend?", "7 is not between 0 and 1", "does not set it"):
+        assert words in done.stderr
+    assert len(lines) == 3
+    assert not checked.runner.output_dir.exists()
+
+
 def test_another_model_is_refused(checked):
     """Both names are said."""
     _assert_refused(checked(served_model_name="org/other"), "'org/other'", "target.model is 'fake'")

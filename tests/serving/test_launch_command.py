@@ -11,7 +11,7 @@ import yaml
 
 from serving.errors import LaunchRefused
 from serving.flag_checks import find_problems
-from serving.launch_command import KeyFile, LaunchCommand, build_command, is_loopback
+from serving.launch_command import KeyFile, LaunchCommand, build_command, is_loopback, read_changes
 from serving.profile import list_profiles, load_profile
 from serving.sglang_install import ask_parser, find_install
 
@@ -154,6 +154,25 @@ def test_switches_are_set_and_left_out():
     assert "--enable-metrics" not in command.argv
     assert "NCCL_IB_DISABLE" not in command.env
     assert "NCCL_P2P_DISABLE" in command.env
+
+
+def test_changes_are_read_as_yaml_has_them():
+    """Switches by true and false, numbers as numbers, null for what the profile sets; texts as they are."""
+    changes, unset = read_changes(
+        {
+            "trust-remote-code": True, "--enable-metrics": False, "watchdog-timeout": None, "tp-size": 4,
+            "mem-fraction-static": 0.9, "context-length": "32k", "SGLANG_A": True, "SGLANG_B": False,
+            "NCCL_IB_DISABLE": None,
+        }
+    )  # fmt: skip
+    assert changes == {
+        "trust-remote-code": "", "tp-size": "4", "mem-fraction-static": "0.9", "context-length": "32k",
+        "SGLANG_A": "1", "SGLANG_B": "0",
+    }  # fmt: skip
+    assert unset == ["--enable-metrics", "watchdog-timeout", "NCCL_IB_DISABLE"]
+    command = build(RTX, overrides=changes, unset=unset)
+    assert value_of(command, "--mem-fraction-static") == "0.9"
+    assert not {"--enable-metrics", "--watchdog-timeout"} & set(command.argv)
 
 
 def test_a_name_in_capitals_is_an_environment_variable():

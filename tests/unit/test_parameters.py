@@ -1,9 +1,10 @@
 """The choices that parameters offer, and how a wrong one in the catalog is named."""
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from flows.catalog import InputError, complete_parameters
-from flows.parameters import DatasetSettings, RunParameters
+from flows.catalog import InputError, build_parameters, complete_parameters
+from flows.parameters import DatasetSettings, RunParameters, Server
 from tasks.core.adapters import ADAPTERS
 
 
@@ -24,3 +25,26 @@ def test_a_wrong_adapter_in_the_catalog_is_named_with_its_dataset(tmp_path):
         f"catalog {catalog}: dataset 'mine': adapter: Input should be 'glaive', 'messages', "
         "'opencodeinstruct' or 'ultrachat' (it is 'mesages')"
     )
+
+
+def is_taken(section, value):
+    """Whether the form's schema takes it, as Prefect's server checks it."""
+    return Draft202012Validator(section.model_json_schema()).is_valid(value)
+
+
+@pytest.mark.parametrize("value", ["", "32k", True, False, None, 4, 0.9])
+def test_launch_flags_are_taken_as_yaml_has_them(value):
+    """By the form's schema and by the model, with their types kept."""
+    flags = {"launch_flags": {"x": value}}
+    kept = Server.model_validate(flags).launch_flags["x"]
+    assert (kept, type(kept)) == (value, type(value))
+    assert is_taken(Server, flags)
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}])
+def test_a_launch_flag_of_another_shape_is_one_line(value):
+    """With its name, its value and what to write."""
+    with pytest.raises(InputError) as refused:
+        build_parameters({"datasets": ["a"], "server": {"launch_flags": {"bs": value}}})
+    assert str(refused.value).startswith(f"server.launch_flags: 'bs' is {value!r}; write a text, a number, ")
+    assert not is_taken(Server, {"launch_flags": {"bs": value}})
