@@ -13,7 +13,7 @@ from typing import Any
 
 from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
-from flows.servers import open_server
+from flows.servers import describe_launch, open_server
 from tasks.aggregate import DatasetPlan
 from tasks.concurrency import adapt_window
 from tasks.core.prepare import PrepareOptions
@@ -175,16 +175,19 @@ def record_run(
 ) -> None:
     """Check the run's fingerprint against the folder's and write both into run.json.
 
-    `servers` are the settings of each, without secrets; None leaves those that are there.
+    `servers` are the settings of each, without secrets; None leaves those that are there. They and how a
+    server was launched are no part of the fingerprint: other concurrency flags do not make other data.
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
     """
     details = {"draftmill": version("draftmill"), **to_run_details(parameters)}
+    if servers is not None:
+        details |= {"servers": servers, "launch": describe_launch(parameters)}
     update_run_file(
         Path(parameters.output_dir),
         fingerprint=fingerprint,
-        details=details if servers is None else {**details, "servers": servers},
+        details=details,
         now=datetime.now(UTC).isoformat(timespec="seconds"),
         accept_changed=parameters.accept_changed,
     )

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from flows.parameters import RunParameters
 from serving.embedded.launcher import EmbeddedServer
@@ -25,6 +26,7 @@ from serving.model_checks import check_model
 from serving.profile import load_profile
 from serving.sglang_install import find_install
 from serving.shared_server import share_server
+from tasks.core.server_facts import redact_launch
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,28 @@ async def _start_sglang(parameters: RunParameters, _port: int) -> AsyncIterator[
         stall_timeout_s=server.stall_timeout_s,
     ) as launched:
         yield launched.base_url
+
+
+def describe_launch(parameters: RunParameters) -> dict[str, Any] | None:
+    """How mode launch starts its server, without secrets, for run.json; None in the other modes.
+
+    Raises:
+        UnknownProfile, LaunchRefused: as `build_launch_command`.
+    """
+    server = parameters.server
+    if server.mode != "launch":
+        return None
+    command = build_launch_command(parameters)
+    profile = load_profile(str(server.profile), server.preset)
+    secrets = [] if command.key_file is None else [command.key_file.api_key]
+    shown = redact_launch(flags=server.launch_flags, argv=command.argv, env=command.env, secrets=secrets)
+    return {
+        "profile": profile.name,
+        "preset": profile.preset,
+        "launch_flags": shown["flags"],
+        "argv": shown["argv"],
+        "env": shown["env"],
+    }
 
 
 def build_launch_command(parameters: RunParameters) -> LaunchCommand:

@@ -1,11 +1,12 @@
 """What a server says of itself, and what of it may be kept.
 
 Knows the fields of /model_info and /server_info (SGLang 0.5.23); asks nobody. Invariant: what
-`redact_settings` returns holds no value that stood under the name of a secret, wherever else it stood.
+`redact_settings` and `redact_launch` return holds no value that stood under the name of a secret, wherever
+else it stood.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,22 @@ def redact_settings(server_info: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in server_info.items()
         if _is_plain(value)
     }
+
+
+def redact_launch(
+    *, flags: Mapping[str, Any], argv: Sequence[str], env: Mapping[str, str], secrets: Collection[str] = ()
+) -> dict[str, Any]:
+    """How a server was started, without any secret; `secrets` are values that are known to be some."""
+    found = {*_find_secrets(flags), *_find_secrets(env), *secrets}
+    known = sorted((one for one in found if len(one) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+    def hide(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: REDACTED if value and _SECRET_NAME.search(name) else _clean(value, known)
+            for name, value in settings.items()
+        }
+
+    return {"flags": hide(flags), "argv": _clean(list(argv), known), "env": hide(env)}
 
 
 def _is_plain(value: Any) -> bool:

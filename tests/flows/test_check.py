@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import socket
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,10 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 
+FAKE_LAUNCHER = """#!/bin/sh
+while [ "$1" != --port ]; do shift; done
+exec {python} {fake} --port "$2" --api-key {key} --tokenizer {tokenizer}
+"""
 THINK = ("<think>", "</think>")
 
 
@@ -240,6 +247,40 @@ def test_a_wrong_key_is_refused(checked, monkeypatch):
     done = checked(api_key="right-marker")
     _assert_refused(done, "401", "DRAFTMILL_API_KEY")
     assert "marker" not in done.output
+
+
+@pytest.mark.prefect
+def test_how_a_server_was_launched_is_recorded_without_secrets(runner, tokenizer_dir):
+    """The profile, the flags, the whole command and the variables; neither key nor token in any file."""
+    key, token = "marker-5f3c9a", "marker-77d1e0"
+    sglang = runner.folder / "sglang"  # found beside the interpreter that is named
+    fake = Path(__file__).parents[1] / "fake_sglang.py"
+    sglang.write_text(
+        FAKE_LAUNCHER.format(python=sys.executable, fake=fake, key=key, tokenizer=tokenizer_dir)
+    )
+    sglang.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    runner.env = {**runner.env, "DRAFTMILL_API_KEY": key, "XDG_RUNTIME_DIR": str(runner.folder / "state")}
+    runner.raw["server"] = {
+        "mode": "launch",
+        "profile": "cpu",
+        "python": str(runner.folder / "python"),
+        "port": port,
+        "launch_flags": {"trust-remote-code": True, "tp-size": 2, "HF_TOKEN": token},
+    }
+    runner.add_dataset("a", prompts=20)
+    done = runner.run("--max-tokens-per-dataset", "300")
+    assert done.returncode == 0, done.stderr
+    launch = json.loads((runner.output_dir / "run.json").read_text())["details"]["launch"]
+    assert (launch["profile"], launch["preset"]) == ("cpu", None)
+    assert launch["launch_flags"] == {"trust-remote-code": True, "tp-size": 2, "HF_TOKEN": "<redacted>"}
+    assert launch["argv"][:4] == [str(sglang), "serve", "--model-path", "fake"]
+    assert "--trust-remote-code" in launch["argv"]
+    assert launch["env"]["HF_TOKEN"] == "<redacted>"  # noqa: S105  no secret
+    files = [path.read_bytes() for path in runner.output_dir.rglob("*") if path.is_file()]
+    assert not any(secret.encode() in content for content in files for secret in (key, token))
 
 
 @pytest.mark.prefect

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.server_facts import ServerFacts, redact_settings
+from tasks.core.server_facts import ServerFacts, redact_launch, redact_settings
 
 KEY = "sk-marker-77"
 
@@ -63,3 +63,18 @@ def test_a_server_has_its_path_and_its_served_name():
     facts = ServerFacts("u", {"model_path": "/m/x", "served_model_name": "x"}, {})
     assert facts.names == ["/m/x", "x"]
     assert ServerFacts("u", {"model_path": "x"}, {"served_model_name": "x"}).names == ["x"]
+
+
+def test_a_launch_is_kept_without_its_secrets():
+    """Neither under their names, nor where they stand in a word of the command or in another variable."""
+    shown = redact_launch(
+        flags={"HF_TOKEN": KEY, "tp-size": 4, "trust-remote-code": True, "WANDB_API_KEY": 123456},
+        argv=["sglang", "serve", "--tp-size", "4", "--extra", '{"access_key": "hunter2"}', f"--note={KEY}"],
+        env={"HF_TOKEN": KEY, "OMP_NUM_THREADS": "8", "NOTE": "123456 main-key", "WANDB_API_KEY": "123456"},
+        secrets=["main-key"],
+    )
+    assert shown["flags"]["tp-size"] == 4
+    assert shown["flags"]["trust-remote-code"] is True
+    assert shown["argv"][:4] == ["sglang", "serve", "--tp-size", "4"]
+    assert shown["env"]["OMP_NUM_THREADS"] == "8"
+    assert not any(secret in json.dumps(shown) for secret in (KEY, "hunter2", "123456", "main-key"))
