@@ -100,7 +100,7 @@ def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -
     """Replace catalog names by their datasets and check every source.
 
     Raises:
-        InputError: an unknown name, names that would share a folder, a missing source.
+        InputError: an unknown name, a missing source.
     """
     known = _read_catalog(catalog)
     datasets: list[str | DatasetSettings] = []
@@ -108,12 +108,6 @@ def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -
         if isinstance(entry, str):
             _check_known(entry, catalog, known)
         datasets.append(known[entry] if isinstance(entry, str) else _absolute(entry, Path.cwd()))
-    names = [dataset.name for dataset in datasets if isinstance(dataset, DatasetSettings)]
-    folders = [name.lower() for name in names]  # not every filesystem tells capitals apart
-    if twice := sorted(name for name in names if folders.count(name.lower()) > 1):
-        raise InputError(
-            f"datasets that would share a folder: {', '.join(twice)}; give each a name of its own"
-        )
     for dataset in datasets:
         if isinstance(dataset, DatasetSettings):
             _check_dataset(dataset)

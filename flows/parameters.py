@@ -5,13 +5,25 @@ parameter; the server's key comes from the environment (DRAFTMILL_API_KEY).
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 AdapterName = Literal["glaive", "messages", "opencodeinstruct", "ultrachat"]  # spelled out: a form's choices
+# In the form's schema too, which Prefect's server checks before there is a run; the sentences are ours.
+BaseUrl = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^https?://"})]
 _NAMES_OF_OURS = ("export", "run.json", "stats.json", "stats.parquet", "server.log", "prefect.log")
+_TAKEN = rf"^({'|'.join(re.escape(name) for name in _NAMES_OF_OURS)})$|\.lock$"
 
 
 class _Section(BaseModel):
@@ -36,7 +48,7 @@ class Server(_Section):
 
     mode: Literal["connect", "launch", "embedded"] = "connect"
     """connect: to running SGLang servers. launch: start one here. embedded: a small model on the CPU."""
-    base_urls: list[str] = ["http://127.0.0.1:30000"]
+    base_urls: list[BaseUrl] = ["http://127.0.0.1:30000"]
     """Base URLs of the servers (mode connect); requests go to the least loaded one."""
     ready_timeout_s: float = Field(120.0, gt=0)
     """How long to wait for the servers to answer before the run is refused (seconds)."""
@@ -79,19 +91,22 @@ class Server(_Section):
             )
         return flags
 
+    @field_validator("base_urls")
+    @classmethod
+    def _check_urls(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if "@" in url:  # it would be in every row; not repeated here, for it may hold a password
+                raise ValueError("a URL holds a user or password (@); give the key as DRAFTMILL_API_KEY")
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} does not start with http:// or https://; write http://HOST:PORT")
+        return urls
+
     @model_validator(mode="after")
-    def _check_urls(self) -> "Server":
+    def _check_mode(self) -> "Server":
         if self.mode == "connect" and not self.base_urls:
             raise ValueError("server.base_urls is empty: mode connect needs at least one URL")
         if self.mode == "launch" and not self.profile:
             raise ValueError("server.profile is empty: mode launch needs one (draftmill serve --profiles)")
-        for url in self.base_urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"server.base_urls: {url!r} does not start with http:// or https://")
-            if "@" in url:  # it would be in every row; not repeated here, for it may hold a password
-                raise ValueError(
-                    "server.base_urls: a URL holds a user or password (@); give the key as DRAFTMILL_API_KEY"
-                )
         return self
 
 
@@ -135,7 +150,7 @@ class Lanes(_Section):
 class DatasetSettings(_Section):
     """One dataset: where its prompts come from and what is special about it."""
 
-    name: DatasetName
+    name: DatasetName = Field(json_schema_extra={"not": {"pattern": _TAKEN}})
     """Names the folder under output_dir."""
     source: str
     """File, folder or glob of JSONL or parquet files; a relative path starts at the parameter file."""
@@ -153,9 +168,10 @@ class DatasetSettings(_Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if name.lower() in _NAMES_OF_OURS:
+        if re.search(_TAKEN, name.lower()):
             raise ValueError(
-                f"a dataset cannot be named {name!r}: output_dir has an entry of that name already"
+                f"a dataset cannot be named {name!r}: output_dir has an entry of that name already; write "
+                f"another one, for example {f'{name}-1'!r}"
             )
         return name
 
@@ -210,6 +226,15 @@ class RunParameters(_Section):
     """Fingerprint fields that may differ from those the output folder was made with."""
     retry_rejected: bool = False
     """Ask again the prompts that were set aside for good."""
+
+    @field_validator("datasets")
+    @classmethod
+    def _check_names(cls, datasets: list[str | DatasetSettings]) -> list[str | DatasetSettings]:
+        names = [one if isinstance(one, str) else one.name for one in datasets]
+        folders = [name.lower() for name in names]  # not every filesystem tells capitals apart
+        if twice := sorted(name for name in names if folders.count(name.lower()) > 1):
+            raise ValueError(f"{', '.join(twice)} would share a folder; give each a name of its own")
+        return datasets
 
     @model_validator(mode="after")
     def _check_launch(self) -> "RunParameters":

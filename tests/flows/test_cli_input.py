@@ -38,7 +38,7 @@ def _assert_refused(done, *words):
         ({"datasets": {"name": "x"}}, ["datasets", "list"]),
         ({"server": "foo"}, ["server", "'foo'"]),
         ({"datasets": ["B99_nothing"]}, ["'B99_nothing'", "B1_glaive"]),
-        ({"server": {"mode": "connect", "base_urls": ["localhost:1"]}}, ["'localhost:1'", "http://"]),
+        ({"server": {"base_urls": ["localhost:1"]}}, ["server.base_urls: 'localhost:1'", "http://HOST:PORT"]),
     ],
 )
 def test_a_wrong_parameter_is_named_with_its_value(offline, change, words):
@@ -120,7 +120,7 @@ def test_a_dataset_that_is_not_there_is_named_with_those_that_are(offline):
 def test_two_datasets_of_one_name_are_refused(offline, name):
     """They would write to one folder, with other capitals on some filesystems too."""
     offline.add_dataset(name, prompts=3)
-    _assert_refused(offline.run(), "would share a folder", f"{name}, a")
+    _assert_refused(offline.run(), f"datasets: {name}, a would share a folder")
 
 
 def test_a_missing_parameter_file_is_named(offline):

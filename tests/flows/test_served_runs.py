@@ -119,6 +119,12 @@ def test_a_scheduled_run_that_finds_another_at_work_is_skipped(runner, parameter
         ({"max_tokens_per_dataset": 0}, "0 is less than the minimum of 1"),
         ({"max_tokens": 5}, "'max_tokens' was unexpected"),
         ({"budget_policy": "guess"}, "'guess' is not one of"),
+        ({"server": {"base_urls": ["localhost:1"]}}, "'localhost:1' does not match"),
+        ({"server": {"launch_flags": {"tp-size": [4]}}}, "[4] is not valid"),
+        (
+            {"datasets": [{"name": "export", "source": "a.jsonl", "adapter": "messages"}]},
+            "'parameters.datasets[0].name'",
+        ),
     ],
 )
 def test_a_bad_parameter_is_refused_before_there_is_a_run(parameters, changed, says):

@@ -48,3 +48,32 @@ def test_a_launch_flag_of_another_shape_is_one_line(value):
         build_parameters({"datasets": ["a"], "server": {"launch_flags": {"bs": value}}})
     assert str(refused.value).startswith(f"server.launch_flags: 'bs' is {value!r}; write a text, a number, ")
     assert not is_taken(Server, {"launch_flags": {"bs": value}})
+
+
+DATASET = {"source": "a.jsonl", "adapter": "messages"}
+
+
+@pytest.mark.parametrize("name", ["export", "run.json", "stats.parquet", "server.log", "turn-0.lock"])
+def test_a_dataset_named_as_a_file_of_ours_is_refused(name):
+    """By the form's schema, and with a sentence by the model, capitals aside."""
+    assert is_taken(DatasetSettings, {"name": f"{name}-1", **DATASET})
+    assert not is_taken(DatasetSettings, {"name": name, **DATASET})
+    for written in (name, name.upper()):
+        with pytest.raises(InputError, match=rf"datasets\.0\.name: .* named '{written}': .* '{written}-1'"):
+            build_parameters({"datasets": [{"name": written, **DATASET}]})
+
+
+def test_a_url_without_http_is_refused():
+    """By the form's schema, and with a sentence by the model."""
+    assert is_taken(Server, {"base_urls": ["http://h:1", "https://h"]})
+    assert not is_taken(Server, {"base_urls": ["h:1"]})
+    with pytest.raises(InputError) as refused:
+        build_parameters({"datasets": ["a"], "server": {"base_urls": ["http://h", "h:1"]}})
+    said = "'h:1' does not start with http:// or https://; write http://HOST:PORT"
+    assert str(refused.value) == f"server.base_urls: {said}"
+
+
+def test_two_datasets_of_one_name_are_refused():
+    """Capitals aside, and from the catalog too."""
+    with pytest.raises(InputError, match=r"^datasets: A, a, a would share a folder; give each"):
+        build_parameters({"datasets": ["a", "b", {"name": "A", **DATASET}, {"name": "a", **DATASET}]})
