@@ -168,13 +168,16 @@ def export(
     """Write the training data again from what is on disk. Starts nothing."""
     from flows.run_folder import check_exported, read_export_rules
     from tasks.core.export_files import ExportError
+    from tasks.core.run_file import RunFolderError
     from tasks.export import export_datasets
 
     found = _collect_stats(output_dir)
     _check_folder(output_dir)
-    rules = read_export_rules(output_dir, eval_fraction=eval_fraction, seed=seed, partial=partial)
     try:
+        rules = read_export_rules(output_dir, eval_fraction=eval_fraction, seed=seed, partial=partial)
         report = check_exported(export_datasets(output_dir, found, rules), output_dir)
+    except RunFolderError as exc:
+        fail(str(exc), EXIT_BAD_INPUT)
     except ExportError as exc:
         fail(str(exc), EXIT_FAILED)
     typer.echo(f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}")

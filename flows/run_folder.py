@@ -10,7 +10,7 @@ from flows.parameters import Export
 from tasks.aggregate import DatasetPlan
 from tasks.core.export_files import ExportError
 from tasks.core.export_report import ExportReport
-from tasks.core.run_file import RunFolderError, read_run_file
+from tasks.core.run_file import RunFolderError, read_run_file, read_setting
 from tasks.export import ExportRules
 
 
@@ -20,14 +20,19 @@ def read_plans(output_dir: Path) -> list[DatasetPlan]:
     Raises:
         RunFolderError: the folder is not one of a run, or its run.json is damaged.
     """
-    datasets = read_run_file(output_dir).get("details", {}).get("datasets", {})
+    run = read_run_file(output_dir)
+    datasets = run.get("details", {}).get("datasets", {})
     if not datasets:
         raise RunFolderError(
             f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets"
         )
     return [
-        DatasetPlan(name, int(details["budget_tokens"]), details.get("max_samples"))
-        for name, details in datasets.items()
+        DatasetPlan(
+            name,
+            read_setting(output_dir, run, "details", "datasets", name, "budget_tokens", kind=int),
+            read_setting(output_dir, run, "details", "datasets", name, "max_samples", kind=int | None),
+        )
+        for name in datasets
     ]
 
 
@@ -39,12 +44,18 @@ def read_export_rules(
     Raises:
         RunFolderError: run.json is damaged.
     """
-    run_file = read_run_file(output_dir)
-    settings = {**Export().model_dump(), **run_file["details"].get("export", {})}
+    run = read_run_file(output_dir)
+    run["details"].setdefault("export", {})
+    own = read_setting(output_dir, run, "details", "export", kind=dict)
+    run["details"]["export"] = {**Export().model_dump(), **own}
+    if eval_fraction is None:
+        eval_fraction = read_setting(output_dir, run, "details", "export", "eval_fraction", kind=int | float)
+    if seed is None:
+        seed = read_setting(output_dir, run, "fingerprint", "seed", kind=int)
     return ExportRules(
-        eval_fraction=settings["eval_fraction"] if eval_fraction is None else eval_fraction,
-        seed=int(run_file["fingerprint"]["seed"]) if seed is None else seed,
-        formats=settings["formats"],
+        eval_fraction=eval_fraction,
+        seed=seed,
+        formats=read_setting(output_dir, run, "details", "export", "formats", kind=list),
         partial=partial,
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from tasks.core.files import write_json_atomically
@@ -96,7 +97,26 @@ def read_run_file(output_dir: Path) -> dict[str, Any]:
             raise RunFolderError(
                 f"{path} is damaged (no {part} of datasets); restore it, or use another output_dir"
             )
+    read_setting(output_dir, {"accepted_changes": [], **data}, "accepted_changes", kind=list)
     return data
+
+
+def read_setting(output_dir: Path, run: Mapping[str, Any], *names: str, kind: type | UnionType) -> Any:
+    """The value under names, each inside the one before, in a `run` that `read_run_file` gave.
+
+    Raises:
+        RunFolderError: there is none, or it is of another kind; says which.
+    """
+    value: Any = run
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if not isinstance(value, kind):
+        what = "missing" if value is None else repr(value)
+        raise RunFolderError(
+            f"{output_dir / RUN_FILE} is damaged ({'.'.join(names)} is {what}); restore it, or use another "
+            "output_dir"
+        )
+    return value
 
 
 def update_run_file(

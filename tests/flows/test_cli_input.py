@@ -1,12 +1,15 @@
 """Bad input ends with exit 2, one clear message, and nothing started."""
 
+import json
 import signal
 import subprocess
 import sys
 
 import pytest
 from run_support import DRAFTMILL, Runner, write_prompts
+from typer.testing import CliRunner
 
+from flows.cli import app
 from tasks.core.run_file import update_run_file
 
 
@@ -169,6 +172,29 @@ def test_a_damaged_run_file_is_refused_before_anything_starts(offline):
     done = offline.run()
     _assert_refused(done, "run.json is damaged")
     assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "key"),
+    [
+        ("details", {"datasets": {"a": {}}}, "details.datasets.a.budget_tokens is missing"),
+        ("details", {"datasets": {"a": None}}, "details.datasets.a.budget_tokens is missing"),
+        ("details", {"datasets": {"a": {"budget_tokens": "5"}}}, "details.datasets.a.budget_tokens is '5'"),
+        ("details", {"export": None}, "details.export is missing"),
+        ("details", {"export": {"eval_fraction": "x"}}, "details.export.eval_fraction is 'x'"),
+        ("fingerprint", {"seed": None}, "fingerprint.seed is missing"),
+    ],
+)
+def test_a_setting_that_run_json_lacks_is_named(tmp_path, part, changed, key):
+    """With the file, after it was edited by hand."""
+    details = {"datasets": {"a": {"budget_tokens": 5, "max_samples": None}}}
+    update_run_file(tmp_path, fingerprint={"seed": 0}, details=details, now="now")
+    run = json.loads((tmp_path / "run.json").read_text())
+    run[part] |= changed
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    done = CliRunner().invoke(app, ["export", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert done.stderr.startswith(f"draftmill: {tmp_path / 'run.json'} is damaged ({key}); restore it")
 
 
 @pytest.mark.parametrize("command", ["stats", "export"])

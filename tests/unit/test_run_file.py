@@ -188,7 +188,17 @@ def test_a_value_equals_itself_after_it_was_written(folder, value):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b"\xff", b'{"format": 99}', b'{"fingerprint": {}}', b'{"format": 1}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff",
+        b'{"format": 99}',
+        b'{"fingerprint": {}}',
+        b'{"format": 1}',
+        b'{"format":1,"fingerprint":{"datasets":{}},"details":{"datasets":{}},"accepted_changes":null}',
+    ],
 )
 def test_a_damaged_run_file_is_named(folder, content):
     """Nothing is assumed about rows whose settings cannot be read, and the file stays as it is."""
