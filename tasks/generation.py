@@ -6,45 +6,27 @@ dataset that is neither at its budget nor out of prompts ends with an error.
 """
 
 import asyncio
-import contextlib
 import logging
-from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from serving.pool import ServerPool
 from tasks.core.budget import BudgetPolicy, TokenBudget
-from tasks.core.folder_lock import hold_folder_lock
-from tasks.core.forecast import LengthForecast
-from tasks.core.prepare import open_prompts, read_report
-from tasks.core.prompt_file import PromptFile
-from tasks.core.records import Response
 from tasks.core.rendering import Renderer
-from tasks.core.response_log import ResponseLog, ResumePoint
+from tasks.core.response_log import ResponseLog
 from tasks.core.window import Window
 from tasks.dispatch import Dispatcher, DispatchRules
 from tasks.feed import Feeder, Unrenderable
+from tasks.opened_dataset import CheckpointStore, OpenedDataset, open_dataset
 from tasks.turn import Turn
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_TIMEOUT_S = 60.0
-
 Outcome = Literal["complete", "exhausted"]
-
-
-class CheckpointStore(Protocol):
-    """Where one dataset's checkpoint lives."""
-
-    async def load(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None when there is none that can be trusted."""
-
-    async def save(self, checkpoint: dict[str, Any]) -> None:
-        """Replace the checkpoint."""
 
 
 class GenerationIncompleteError(RuntimeError):
@@ -160,7 +142,7 @@ async def generate_dataset(
         GenerationIncompleteError: prompts are left that may still succeed.
         OutageError, ServerMisconfigured, AppendError, RecordError: as their own docs say.
     """
-    async with _open_dataset(folder, rules, checkpoints) as opened:
+    async with _open(folder, rules, checkpoints) as opened:
         logger.info("%s: %s", rules.name, opened.resumed)
         if not _is_finished(opened.log, rules):
             await _Run(opened, rules, on_status).generate(resources)
@@ -175,124 +157,23 @@ async def find_result(
     Raises:
         FolderLockedError, RecordError: as in generate_dataset.
     """
-    async with _open_dataset(folder, rules, checkpoints) as opened:
+    async with _open(folder, rules, checkpoints) as opened:
         if not _is_finished(opened.log, rules):
             return None
         logger.info("%s: %s", rules.name, opened.resumed)
         return _conclude(opened, rules)
 
 
-@dataclass(slots=True)
-class _Opened:
-    """A dataset whose log is counted and held against other writers."""
-
-    name: str
-    prompts: PromptFile
-    prompts_key: str
-    log: ResponseLog
-    forecast: LengthForecast
-    checkpoints: CheckpointStore
-    rows_before: int
-    resumed: str
-
-    async def save_checkpoint(self) -> None:
-        """Save what is on disk now; a failure is logged, for the log itself is the truth."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        snapshot = self.log.progress.to_checkpoint(prompts_key=self.prompts_key, updated_at=now)
-        snapshot["lengths"] = self.forecast.save()
-        try:
-            async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
-                await asyncio.to_thread(self.log.sync)
-                await self.checkpoints.save(snapshot)
-        except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
-            logger.warning("%s: the checkpoint could not be saved (%r); generation goes on", self.name, exc)
-
-
-@contextlib.asynccontextmanager
-async def _open_dataset(
+def _open(
     folder: Path, rules: GenerationRules, checkpoints: CheckpointStore
-) -> AsyncIterator[_Opened]:
-    with hold_folder_lock(folder), contextlib.closing(open_prompts(folder)) as prompts:
-        report = read_report(folder)
-        prompts_key = report.key if report is not None else "unknown"
-        with contextlib.closing(ResponseLog(folder, prompts)) as log:
-            forecast, point = await _resume(log, rules, checkpoints, prompts_key)
-            opened = _Opened(
-                name=rules.name,
-                prompts=prompts,
-                prompts_key=prompts_key,
-                log=log,
-                forecast=forecast,
-                checkpoints=checkpoints,
-                rows_before=log.progress.rows,
-                resumed=_describe(point, log),
-            )
-            if point.scanned_rows:
-                await opened.save_checkpoint()  # or each later run would read them again
-            yield opened
-
-
-async def _resume(
-    log: ResponseLog, rules: GenerationRules, checkpoints: CheckpointStore, prompts_key: str
-) -> tuple[LengthForecast, ResumePoint]:
-    checkpoint = await _load(checkpoints, rules)
-    forecast = _restore_forecast(checkpoint, rules)
-    lengths, caps = array("q"), array("q")
-
-    def learn(response: Response) -> None:
-        cut = response.finish_reason == "length"
-        lengths.append(response.completion_tokens)
-        caps.append(response.completion_tokens if cut else response.completion_tokens + 1)
-
-    def say(rows: int) -> None:
-        logger.info("%s: %d rows counted so far", rules.name, rows)
-
-    point = await asyncio.to_thread(
-        log.resume, checkpoint, prompts_key=prompts_key, on_response=learn, on_scan=say
+) -> AbstractAsyncContextManager[OpenedDataset]:
+    return open_dataset(
+        folder,
+        name=rules.name,
+        checkpoints=checkpoints,
+        prior_mean_tokens=rules.expected_mean_tokens,
+        retry_rejected=rules.retry_rejected,
     )
-    if not point.from_checkpoint:
-        forecast = LengthForecast(prior_mean_tokens=rules.expected_mean_tokens)
-    for tokens, cap in zip(lengths, caps, strict=True):
-        forecast.observe(tokens, max_new_tokens=max(cap, 1))
-    if rules.retry_rejected:
-        log.progress.reopen_set_aside()
-    return forecast, point
-
-
-async def _load(checkpoints: CheckpointStore, rules: GenerationRules) -> dict[str, Any] | None:
-    try:
-        async with asyncio.timeout(CHECKPOINT_TIMEOUT_S):
-            return await checkpoints.load()
-    except Exception as exc:  # noqa: BLE001  a checkpoint must never stop generation
-        logger.warning(
-            "%s: the checkpoint could not be loaded (%r); all rows are counted again", rules.name, exc
-        )
-        return None
-
-
-def _restore_forecast(checkpoint: dict[str, Any] | None, rules: GenerationRules) -> LengthForecast:
-    try:
-        state = (checkpoint or {})["lengths"]
-        return LengthForecast.restore(state, prior_mean_tokens=rules.expected_mean_tokens)
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return LengthForecast(prior_mean_tokens=rules.expected_mean_tokens)
-
-
-def _describe(point: ResumePoint, log: ResponseLog) -> str:
-    progress = log.progress
-    if not progress.rows:
-        text = "starts from nothing"
-    else:
-        how = "from the checkpoint" if point.from_checkpoint else "by counting every row"
-        text = (
-            f"resumes with {progress.rows} responses and {progress.completion_tokens:,} tokens on disk "
-            f"({how}, {point.scanned_rows} rows read)"
-        )
-    if point.cut_bytes:
-        text += f"; a torn last line of {point.cut_bytes} bytes was cut, its prompt is asked again"
-    if progress.duplicates:
-        text += f"; {progress.duplicates} duplicate rows are not counted"
-    return f"{text}; {point.note}" if point.note else text
 
 
 def _is_finished(log: ResponseLog, rules: GenerationRules) -> bool:
@@ -302,7 +183,7 @@ def _is_finished(log: ResponseLog, rules: GenerationRules) -> bool:
     return progress.open_prompts == 0
 
 
-def _conclude(opened: _Opened, rules: GenerationRules) -> GenerationResult:
+def _conclude(opened: OpenedDataset, rules: GenerationRules) -> GenerationResult:
     progress, cap = opened.log.progress, rules.dispatch.max_samples
     reached = progress.completion_tokens >= rules.budget_tokens or (cap is not None and progress.rows >= cap)
     if not reached and progress.open_prompts:
@@ -327,7 +208,7 @@ class _Run:
     """One generation with its side tasks: checkpoints and progress."""
 
     def __init__(
-        self, opened: _Opened, rules: GenerationRules, on_status: Callable[[GenerationStatus], None]
+        self, opened: OpenedDataset, rules: GenerationRules, on_status: Callable[[GenerationStatus], None]
     ) -> None:
         self._opened = opened
         self._rules = rules

@@ -100,7 +100,7 @@ class HangingStore(DictStore):
 @pytest.mark.parametrize("store", [BrokenStore, HangingStore])
 def test_checkpoint_store_that_fails_never_stops_generation(make, store, monkeypatch):
     """Neither loading nor saving has to succeed, or to answer at all."""
-    monkeypatch.setattr("tasks.generation.CHECKPOINT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("tasks.opened_dataset.CHECKPOINT_TIMEOUT_S", 0.1)
     dataset, server = make(store=store()), FakeServer(latency_s=0.02)
     dataset.run(server, max_samples=15, checkpoint_every_s=0.02)
     dataset.run(server, checkpoint_every_s=0.02)
