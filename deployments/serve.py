@@ -13,7 +13,7 @@ from prefect import aserve
 from prefect.client.orchestration import get_client
 
 from deployments.definitions import keep_schedules, read_group
-from serving.embedded.parent import watch_parent
+from serving.parent import watch_parent
 
 
 async def serve_group(group: str, *, limit: int) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from serving.embedded.parent import watch_parent
+from serving.parent import watch_parent
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import sys
 import threading
 from pathlib import Path
 
-from serving.embedded.parent import watch_parent
+from serving.parent import watch_parent
 from serving.processes import kill_group
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -23,9 +23,9 @@ from typing import NoReturn
 from serving.embedded.engine import Engine
 from serving.embedded.errors import EmbeddedError
 from serving.embedded.model import DEMO_MODEL, DEMO_NAMES, ModelFiles, resolve_model
-from serving.embedded.parent import watch_parent
 from serving.embedded.protocol import ServedModel
 from serving.embedded.server import EmbeddedHttpServer
+from serving.parent import watch_parent
 
 DEFAULT_SLOTS = 8
 DEFAULT_CONTEXT_LENGTH = 2048

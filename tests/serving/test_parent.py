@@ -9,7 +9,7 @@ import pytest
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from serving.embedded.parent import watch_parent
+from serving.parent import watch_parent
 calls = Path(sys.argv[1])
 def say():
     with calls.open("a") as file:
