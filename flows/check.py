@@ -1,7 +1,7 @@
 """What `draftmill check` does: all that a run does before its first prompt, and no more.
 
 Knows the order; the checks are the run's own. Invariant: no Prefect server is asked for anything, and nothing
-is left in output_dir but the locks and the server.log of an embedded engine.
+is left in output_dir but the locks and the server.log of a server that was started here.
 """
 
 import asyncio
@@ -18,9 +18,10 @@ from flows.catalog import list_datasets
 from flows.console import make_console
 from flows.opening import to_prepare_request, to_warm_up_rules
 from flows.parameters import RunParameters
+from flows.refusals import needs_change
 from flows.servers import open_server
 from serving.embedded.errors import EmbeddedError
-from serving.errors import LaunchRefused, NotReady, RequestFailed, ServerDown, UnknownProfile
+from serving.errors import ServingError
 from tasks.core.run_file import RunFolderError, check_fingerprint, datasets_with_rows
 from tasks.core.run_plan import RunPlan, plan_table
 from tasks.core.sources import hash_source, resolve_source
@@ -39,12 +40,9 @@ async def check_run(parameters: RunParameters) -> int:
             findings, plan = await _check(parameters)
     except PreflightError as exc:
         findings, plan = exc.findings, None
-    except (LaunchRefused, UnknownProfile) as exc:
+    except (ServingError, EmbeddedError) as exc:
         _say(str(exc))
-        return REFUSED
-    except (NotReady, RequestFailed, EmbeddedError, ServerDown) as exc:
-        _say(str(exc))
-        return NOT_ANSWERING
+        return REFUSED if needs_change(exc) else NOT_ANSWERING
     return _report(findings, plan)
 
 

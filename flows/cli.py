@@ -43,8 +43,9 @@ Exit status:
   0    every dataset is complete, or has used all its prompts
   1    a failure that may pass by itself: a server is away, a dataset failed
   2    refused until something is changed: a parameter, what draftmill check
-       finds, settings other than the folder's, a damaged run.json, an output
-       folder or PREFECT_API_URL that cannot be used
+       finds, what SGLang cannot be started with, settings other than the
+       folder's, a damaged run.json, an output folder or PREFECT_API_URL that
+       cannot be used
   130  interrupted by Ctrl-C or SIGTERM; the same command goes on
 
 \b
@@ -59,7 +60,8 @@ _CHECK_EPILOG = """\
 \b
 Exit status:
   0  the run can start
-  1  a server does not answer, or another run is at work in the folder
+  1  a server does not answer or may start later, or another run is at work in
+     the folder
   2  something has to be changed first; each is named in a line of its own
 
 \b

@@ -8,19 +8,13 @@ import typer
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, get_current_settings, temporary_settings
 
-from flows.catalog import InputError
 from flows.console import make_console
 from flows.parameters import RunParameters
 from flows.patience import find_problem
 from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
 from flows.prefect_server import UI_PORT
-from serving.errors import LaunchRefused, UnknownProfile
-from tasks.core.run_file import RunFolderError
+from flows.refusals import needs_change
 from tasks.core.stats_views import stats_table
-from tasks.preflight import PreflightError
-
-# the same command would be refused again
-_REFUSALS = (InputError, RunFolderError, PreflightError, LaunchRefused, UnknownProfile)
 
 
 async def run_pipeline(parameters: RunParameters, ui: str | None) -> int:
@@ -53,9 +47,9 @@ def _explain(outcome: object) -> str:
 
 
 def exit_code_of(outcome: object) -> int:
-    """2 when every failure is a refusal, 1 when one may pass by itself."""
+    """2 when something has to be changed for every failure, 1 when one may pass by itself."""
     failures = outcome.failed.values() if isinstance(outcome, DatasetsFailedError) else [outcome]
-    return 2 if all(isinstance(failure, _REFUSALS) for failure in failures) else 1
+    return 2 if all(map(needs_change, failures)) else 1
 
 
 def _print_report(report: RunReport) -> None:

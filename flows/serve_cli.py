@@ -121,8 +121,6 @@ def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explai
         return
     try:
         code = serve_command.run_server(command, port=request.port, say=say)
-    except LaunchRefused as exc:
-        fail(str(exc), EXIT_BAD_INPUT)
-    except ServerDown as exc:
-        fail(str(exc), EXIT_FAILED)
+    except (LaunchRefused, ServerDown) as exc:
+        fail(str(exc), EXIT_BAD_INPUT if exc.needs_change else EXIT_FAILED)
     raise typer.Exit(code)

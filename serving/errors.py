@@ -15,7 +15,7 @@ ServingError
 ├── ServerMisconfigured      401, 403, 404, 405: no prompt can succeed; the run stops
 ├── NotReady                 a server that did not become ready in time
 ├── UnknownProfile           no profile or preset of that name
-├── LaunchRefused            flags that SGLang would not take, found before it is started
+├── LaunchRefused            what SGLang would not start with, found before it is started
 └── ServerDown               a server of our own that does not run; `failure` says why where that is known
     ├── PortTaken            another process has its port: nothing was started
     ├── StartFailed          it ended before it was ready, or was not ready in time
@@ -25,7 +25,12 @@ ServingError
 
 
 class ServingError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    `needs_change` is True when the same command would meet it again until something is changed.
+    """
+
+    needs_change = False
 
 
 class RequestFailed(ServingError):
@@ -132,9 +137,13 @@ class NotReady(ServingError):
 class UnknownProfile(ServingError):
     """There is no launch profile, or no preset of it, of that name."""
 
+    needs_change = True
+
 
 class LaunchRefused(ServingError):
-    """SGLang would not start with these flags, or not as meant; every problem is a line of the message."""
+    """SGLang would not start like this, or not as meant; every problem is a line of the message."""
+
+    needs_change = True
 
 
 class ServerDown(ServingError):
@@ -143,9 +152,10 @@ class ServerDown(ServingError):
     `failure` is the name of the `KnownFailure` that explains it, None when nothing is recognised.
     """
 
-    def __init__(self, message: str, *, failure: str | None = None) -> None:
+    def __init__(self, message: str, *, failure: str | None = None, needs_change: bool = False) -> None:
         super().__init__(message)
         self.failure = failure
+        self.needs_change = needs_change
 
 
 class PortTaken(ServerDown):
@@ -163,7 +173,7 @@ class KvCacheTooSmall(ServerDown):
     """The server is ready, but its KV cache holds far fewer tokens than it should."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, failure="kv_too_small")
+        super().__init__(message, failure="kv_too_small", needs_change=True)
 
 
 class StaysDown(ServerDown):

@@ -21,10 +21,14 @@ class KnownFailure:
     Attributes:
         name: To branch on: one of the names below.
         explanation: What happened and what to do, in one line.
+        needs_change: Whether the same command would meet it again; False where it may pass by itself.
+        lines: The log's lines that say so, the most telling ones; () where none does.
     """
 
     name: str
     explanation: str
+    needs_change: bool = True
+    lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +38,18 @@ class _Entry:
     name: str
     patterns: tuple[str, ...]
     advice: str
+    needs_change: bool = True
 
     def find(self, lines: Collection[str]) -> KnownFailure | None:
         found = list(filter(None, map(re.compile("|".join(self.patterns)).search, lines)))
         if not found:
             return None
         detail = next((group for one in found for group in one.groups() if group), "see the log")
-        return KnownFailure(self.name, self.advice.format(detail.strip()[:200]))
+        explanation = self.advice.format(detail.strip()[:200])
+        return KnownFailure(self.name, explanation, self.needs_change, _pick_telling(found))
 
 
+_TELLING_LINES = 3
 _SOURCE = " " * 4  # a traceback quotes the code that made a message, placeholders and all
 _NCCL_ADVICE = (
     "on PCIe machines try NCCL_P2P_DISABLE=1; with NCCL_DEBUG=INFO in the environment the log tells more"
@@ -89,14 +96,20 @@ _ENTRIES = (
         "the model ({0}) is neither a folder on this machine nor a model on the Hub: correct target.model",
     ),
     _Entry(
+        "hub_offline",
+        (r"outgoing traffic has been disabled", r"OfflineModeIsEnabled"),
+        "the model is not on this machine, and HF_HUB_OFFLINE keeps it from the Hub: correct target.model, "
+        "give the model's folder, or unset HF_HUB_OFFLINE",
+    ),
+    _Entry(
         "no_network",
         (
             r"We couldn't connect to '([^']+)'",
             r"Failed to resolve '([^']+)'",
             r"LocalEntryNotFoundError",
-            r"OfflineModeIsEnabled",
         ),
         "the model is not on this machine, and the Hub cannot be reached ({0}): give the model's folder",
+        needs_change=False,
     ),
     _Entry(
         "quantization",
@@ -118,6 +131,11 @@ _ENTRIES = (
             r"Unrecognized model in (\S+?)\.",
         ),
         "this SGLang does not know the model's architecture ({0}): a newer one may",
+    ),
+    _Entry(
+        "not_divisible",
+        (r"AssertionError: (\d+ is not divisible by \d+)",),
+        "the model cannot be divided among so many GPUs ({0}): choose another --tp",
     ),
     _Entry(
         "kv_too_small",
@@ -163,20 +181,29 @@ _ENTRIES = (
         "a kernel could not be compiled: install the CUDA toolkit of PyTorch's version, set CUDA_HOME",
     ),
     _Entry(
-        "gpu_failed",
+        "no_gpu",
         (
-            r"CUDA error: ((?:uncorrectable|an illegal|unspecified launch|device-side).+)",
-            r"GPU has fallen off the bus",
             r"(No CUDA GPUs are available)",
             r"(NVIDIA driver on your system is too old)",
             r"(CUDA driver version is insufficient)",
         ),
+        "there is no GPU, or its driver does not go with this build ({0}): see what nvidia-smi and "
+        "CUDA_VISIBLE_DEVICES say",
+    ),
+    _Entry(
+        "gpu_failed",
+        (
+            r"CUDA error: ((?:uncorrectable|an illegal|unspecified launch|device-side).+)",
+            r"GPU has fallen off the bus",
+        ),
         "the GPU or its driver failed ({0}): look at nvidia-smi and dmesg (Xid) before starting again",
+        needs_change=False,
     ),
     _Entry(
         "port_taken",
         (r"address already in use", r"(\w+ at \d+ is not available in)", r"Port is already in use"),
         "a port of the server is taken: end the process that has it, or choose another --port",
+        needs_change=False,
     ),
     _Entry(
         "host_memory",
@@ -200,6 +227,7 @@ _ENTRIES = (
         (r"watchdog timeout \(self\.watchdog_timeout",),
         "one step took longer than --watchdog-timeout: a GPU or NCCL hangs (see nvidia-smi), or kernels were "
         "compiled; raise it when it was that",
+        needs_change=False,
     ),
     _Entry(
         "nccl",
@@ -212,8 +240,13 @@ _ENTRIES = (
             r"Timed out after \d+ seconds waiting for clients",
         ),
         "the GPUs do not reach one another (NCCL): " + _NCCL_ADVICE,
+        needs_change=False,
     ),
 )
+_SETTINGS_CHECKED = re.compile(
+    r", in (?:resolve_once|check_server_args)$|Scheduler hit an exception: Traceback"
+)
+_SETTINGS_REFUSED = re.compile(r"(?:Assertion|Value|NotImplemented)Error\b")
 _CHILD_ENDED = re.compile(r"Subprocess (\S+) \(pid=\d+\) crashed with exit code (-?\d+)")
 _ENDED_ITSELF = re.compile(r"kill_process_tree called|SIGQUIT received|Received sigquit")
 _BY_SIGKILL = (-9, 137)
@@ -228,31 +261,62 @@ def explain_failure(lines: Collection[str], *, stage: Stage, status: int | None)
         stage: How far it had come.
         status: What it ended with, negative for a signal; None while it lives, or when nobody knows.
     """
-    lines = [line for line in lines if not line.startswith(_SOURCE)]
-    if any(_OUT_OF_MEMORY.search(line) for line in lines):
+    said = [line for line in lines if not line.startswith(_SOURCE)]
+    if found := list(filter(None, map(_OUT_OF_MEMORY.search, said))):
         advice = _MEMORY_ADVICE.get(stage, _MEMORY_WHILE_LOADING)
-        return KnownFailure("out_of_memory", f"CUDA out of memory: {advice}")
-    known = (entry.find(lines) for entry in _ENTRIES)
-    return next((one for one in known if one), None) or _explain_status(lines, status)
+        return KnownFailure("out_of_memory", f"CUDA out of memory: {advice}", lines=_pick_telling(found))
+    known = next(filter(None, (entry.find(said) for entry in _ENTRIES)), None)
+    return known or _explain_settings(list(lines), stage) or _explain_status(said, status)
 
 
 def explain_slow_start(stage: Stage) -> KnownFailure | None:
     """Why a server that lives is not ready in time, by how far it has come; None when that says nothing."""
     if stage is Stage.CONNECTING:
-        return KnownFailure("nccl", f"its ranks wait for one another (NCCL): {_NCCL_ADVICE}")
+        why = f"its ranks wait for one another (NCCL): {_NCCL_ADVICE}"
+        return KnownFailure("nccl", why, needs_change=False)
     if stage is Stage.LOADING:
-        return KnownFailure("slow_load", "it is still loading weights: allow more time, or use a faster disk")
+        why = "it is still loading weights: allow more time, or use a faster disk"
+        return KnownFailure("slow_load", why, needs_change=False)
     return None
+
+
+def _pick_telling(found: Collection[re.Match[str]]) -> tuple[str, ...]:
+    """Some of the lines that matched, one of those that say the same: every rank writes its own."""
+    lines = {one[0]: one.string.strip() for one in found}
+    return tuple(lines.values())[:_TELLING_LINES]
+
+
+def _explain_settings(lines: list[str], stage: Stage) -> KnownFailure | None:
+    """SGLang asserts that its flags go together once it has parsed them, and again in its schedulers.
+
+    Not where it failed by the outside world (an OSError): it also reads the model's config there.
+    """
+    if stage >= Stage.SERVING:
+        return None
+    starts = [number for number, line in enumerate(lines) if _SETTINGS_CHECKED.search(line)]
+    if not starts:
+        return None
+    ends = (number for number in range(starts[-1], len(lines)) if _SETTINGS_REFUSED.match(lines[number]))
+    end = next(ends, None)
+    if end is None:
+        return None
+    code = [line.strip() for line in lines[starts[-1] : end] if line.startswith(_SOURCE)]
+    code = [line for line in code if line.strip("^~ ")]
+    refused = lines[end].strip()
+    detail = refused if ": " in refused else f"{refused}: {code[-1]}" if code else refused
+    return KnownFailure(
+        "bad_settings", f"SGLang refuses its settings together ({detail[:200]}): correct the flags",
+        lines=(*code[-1:], refused),
+    )  # fmt: skip
 
 
 def _explain_status(lines: Collection[str], status: int | None) -> KnownFailure | None:
     for found in filter(None, map(_CHILD_ENDED.search, lines)):
         name, code = found[1], int(found[2])
         if code in _BY_SIGKILL:
-            return KnownFailure("killed", f"its process {name} {_FROM_OUTSIDE}")
-        return KnownFailure(
-            "crashed", f"its process {name} crashed with exit code {code}; the log may say why"
-        )
+            return KnownFailure("killed", f"its process {name} {_FROM_OUTSIDE}", needs_change=False)
+        why = f"its process {name} crashed with exit code {code}; the log may say why"
+        return KnownFailure("crashed", why, needs_change=False)
     if status in _BY_SIGKILL and not any(map(_ENDED_ITSELF.search, lines)):
-        return KnownFailure("killed", f"it {_FROM_OUTSIDE}")
+        return KnownFailure("killed", f"it {_FROM_OUTSIDE}", needs_change=False)
     return None

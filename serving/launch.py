@@ -4,15 +4,15 @@ Knows how the command and the supervisor go together; knows neither's inside. In
 neither the server nor the key's file is there.
 """
 
+import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from serving.errors import LaunchRefused
 from serving.launch_command import LaunchCommand
 from serving.pool import STALL_TIMEOUT_S
+from serving.sglang_install import check_installed
 from serving.supervisor import READY_TIMEOUT_S, SGLangServer
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,10 @@ async def launch_server(
     """Start it and wait until it is ready; it is started again when it dies or freezes.
 
     Raises:
-        LaunchRefused: the program is not there.
+        LaunchRefused: the program is not there, or SGLang in it.
         PortTaken, StartFailed, KvCacheTooSmall: as SGLangServer says.
     """
-    if shutil.which(command.argv[0]) is None:
-        raise LaunchRefused(
-            f"cannot start SGLang: there is no program {command.argv[0]!r}; install it, or say which Python "
-            "has it (--python, server.python)"
-        )
+    await asyncio.to_thread(check_installed, command.argv, command.env)
     expected = command.expected_kv_tokens
     key_file = command.key_file
     if key_file is not None:

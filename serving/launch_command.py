@@ -61,7 +61,7 @@ class LaunchCommand:
     @property
     def base_url(self) -> str:
         """Where this machine reaches the server; one that listens everywhere, on loopback."""
-        host, port = (self.argv[self.argv.index(name) + 1] for name in ("--host", "--port"))
+        host, port = self._value("--host"), self._value("--port")
         host = LOOPBACK if host in ("0.0.0.0", "::") else host  # noqa: S104  it is not bound here
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -80,6 +80,9 @@ class LaunchCommand:
     def to_shell(self) -> str:
         """The command on one line for a POSIX shell, with its environment; secrets are shown as ***."""
         return " ".join([*_assignments(self.env), shlex.join(_redact(self.argv))])
+
+    def _value(self, flag: str) -> str:
+        return self.argv[self.argv.index(flag) + 1]
 
 
 def build_command(

@@ -1,7 +1,7 @@
 """One start of an SGLang server: from its command over ready to its end.
 
 Knows the process, its log and its port; starts nothing twice (`serving.supervisor` does). Invariant: what is
-told or raised holds no known secret, and an error ends with the last lines of this start's log.
+told or raised holds no known secret, and an error ends with lines of this start's log and its path.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _POLL_S = 0.5
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # the server downloads the model
 _LOG_MODE = 0o600  # SGLang writes its api key into its log (0.5.23)
 _HTTP_PORT = 80
+_LAST_LINES = 3
+_LONGEST_SHOWN = 1000  # SGLang names every choice of a flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class ServerProcess:
                 os.close(log)
         except OSError as exc:
             raise StartFailed(
-                f"the SGLang server cannot be started: {exc}", failure="cannot_be_started"
+                f"the SGLang server cannot be started: {exc}", failure="cannot_be_started", needs_change=True
             ) from exc
         return cls(command, process, log_start, tell)
 
@@ -121,16 +123,18 @@ class ServerProcess:
         return self.explain(ServerDown, f"died {_name_status(status)}", status=status)
 
     def explain(self, kind: type[ServerDown], what: str, *, status: int | None = None) -> ServerDown:
-        """An error about it, with what its log explains: one line, then the log's last lines."""
+        """An error about it: one line, then what its log says of it; its end where nothing is recognised."""
         self.read_log()
         known = self._recognise(status)
         message = f"the SGLang server at {self._command.base_url} {what}"
-        if known is not None:
-            message += f": {known.explanation}"
-        lines = [message, f"The end of {self._command.log_file}:", *self._log.tail()]
-        return kind(
-            redact_text("\n".join(lines), self._command.secrets), failure=known.name if known else None
-        )
+        log_file = self._command.log_file
+        if known is None:
+            lines = [message, f"The end of {log_file}:", *self._log.tail()]
+            return kind(redact_text("\n".join(lines), self._command.secrets))
+        lines = [f"{message}: {known.explanation}", f"Its log is {log_file}:"]
+        lines += known.lines or self._log.tail(_LAST_LINES)
+        shown = (redact_text(line, self._command.secrets)[:_LONGEST_SHOWN] for line in lines)
+        return kind("\n".join(shown), failure=known.name, needs_change=known.needs_change)
 
     def read_log(self) -> None:
         """Tell what is new."""

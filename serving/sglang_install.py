@@ -13,16 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving.errors import LaunchRefused
 from serving.launch_command import DEFAULT_LAUNCHER
 
 PARSE_TIMEOUT_S = 300.0  # 8 s on two idle cores, most of it importing torch
 _NO_SGLANG = 77
 # SGLang 0.5.23 has no `python -m` form of `sglang serve`: its module does nothing when run.
-_SERVE = "from sglang.cli.main import main; main()"
-_PARSE = f"""
-import importlib.util, json, sys
+_FROM_PYTHON = ("-c", "from sglang.cli.main import main; main()")
+_OTHER_PYTHON = "say which Python has it (--python, server.python)"
+_FIND = f"""
+import importlib.util, sys
 if importlib.util.find_spec("sglang") is None:
     sys.exit({_NO_SGLANG})
+"""
+_PARSE = f"""{_FIND}
+import json
 from sglang.srt.server_args import prepare_server_args
 from sglang.version import __version__
 prepare_server_args(sys.argv[1:])
@@ -53,8 +58,36 @@ def find_install(python: Path | None = None) -> Install:
         beside = Path(on_path).resolve().with_name("python") if on_path else Path(sys.executable)
         return Install(DEFAULT_LAUNCHER, beside if beside.exists() else None)
     script = python.with_name("sglang")
-    start = (str(script),) if script.exists() else (str(python), "-c", _SERVE)
+    start = (str(script),) if script.exists() else (str(python), *_FROM_PYTHON)
     return Install((*start, "serve"), python)
+
+
+def check_installed(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """See in milliseconds whether a command finds SGLang.
+
+    Raises:
+        LaunchRefused: its program is not there, or is a Python without SGLang.
+    """
+    program = argv[0]
+    if shutil.which(program) is None:
+        raise LaunchRefused(
+            f"cannot start SGLang: there is no program {program!r}; install it, or {_OTHER_PYTHON}"
+        )
+    if tuple(argv[1:3]) != _FROM_PYTHON:
+        return
+    try:
+        done = subprocess.run(
+            [program, "-c", _FIND], env={**os.environ, **env}, capture_output=True,
+            timeout=PARSE_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return  # the start will tell
+    except OSError as exc:
+        raise LaunchRefused(f"cannot start SGLang: {exc}; {_OTHER_PYTHON}") from exc
+    if done.returncode != 0:
+        raise LaunchRefused(
+            f"cannot start SGLang: {program} has none installed; install it there, or {_OTHER_PYTHON}"
+        )
 
 
 def ask_parser(

@@ -97,8 +97,8 @@ class SGLangServer:
 
         Raises:
             PortTaken: another process has its port; nothing was started.
-            StartFailed: it ended, or was not ready in time; says why where that is known, and ends with the
-                log's last lines.
+            StartFailed: it ended, or was not ready in time; says why where that is known, and ends with
+                lines of its log.
             KvCacheTooSmall: it holds fewer tokens than it should.
         """
         self._client = SGLangClient(self.base_url, api_key=self._command.api_key)
@@ -144,7 +144,9 @@ class SGLangServer:
         try:
             tokens = (await self._client.server_info()).get("max_total_num_tokens")
         except ServerMisconfigured as exc:
-            raise StartFailed(f"{exc}: give the server's key as api_key", failure="wrong_key") from exc
+            raise StartFailed(
+                f"{exc}: give the server's key as api_key", failure="wrong_key", needs_change=True
+            ) from exc
         except ServingError as exc:
             raise StartFailed(f"{self.base_url}: ready, but it does not tell its settings: {exc}") from exc
         least = self._min_kv_tokens
@@ -198,7 +200,8 @@ class SGLangServer:
                 why = exc
         headline, _, rest = str(why).partition("\n")
         said = f"{headline}; it stays down, for its {self._restarts} restarts are used up"
-        return StaysDown("\n".join([said, rest]).strip(), failure=why.failure)
+        text = "\n".join([said, rest]).strip()
+        return StaysDown(text, failure=why.failure, needs_change=why.needs_change)
 
     def _tell_bug(self, keeper: asyncio.Task[StaysDown]) -> None:
         """What must not happen is at least said: from here on nobody watches the server."""

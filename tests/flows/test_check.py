@@ -249,6 +249,70 @@ def test_a_wrong_key_is_refused(checked, monkeypatch):
     assert "marker" not in done.output
 
 
+@pytest.fixture
+def launching(checked, tmp_path):
+    """`launching(line)` checks a run whose SGLang writes a line and ends."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    checked.runner.raw["target"]["model"] = str(model)
+    checked.runner.raw["server"] = {
+        "mode": "launch", "profile": "cpu", "python": str(python), "port": find_free_port(),
+    }  # fmt: skip
+
+    def check(line=None):
+        if line is not None:
+            script = python.with_name("sglang")
+            script.write_text(f"#!{sys.executable}\nprint({line!r})\nraise SystemExit(1)\n")
+            script.chmod(0o755)
+        return CliRunner().invoke(app, ["check", "--param-file", str(checked.runner.write())])
+
+    check.raw = checked.runner.raw
+    check.output_dir = checked.runner.output_dir
+    return check
+
+
+def find_free_port():
+    """One that nobody has at the moment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("sglang: error: unrecognized arguments: --new", 2, "correct the flag"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", 2, "the weights do not fit"),
+        ("RuntimeError: NCCL error in: x.cpp:1", 1, "do not reach one another"),
+        ("something else", 1, "ended with status 1"),
+    ],
+)
+def test_a_server_that_does_not_start_says_whether_that_may_pass(launching, line, code, words):
+    """2 where the same start would fail again; a few lines and the log's path come with it."""
+    done = launching(line)
+    assert done.exit_code == code, done.output
+    first, *shown = done.stderr.splitlines()[-3:]
+    assert words in first
+    assert str(launching.output_dir / "server.log") in shown[0]
+    assert shown[1] == line
+
+
+def test_what_is_missing_is_said_before_sglang_is_started(launching, tmp_path):
+    """An interpreter without SGLang, a folder without a model; nothing is left of the check."""
+    done = launching()
+    assert done.exit_code == 2, done.output
+    assert f"{tmp_path / 'bin' / 'python'} has none installed" in done.stderr
+    launching.raw["target"]["model"] = str(tmp_path / "none")
+    done = launching("it was started")
+    assert done.exit_code == 2, done.output
+    assert f"there is no folder {tmp_path / 'none'}" in done.stderr
+    assert not launching.output_dir.exists()
+
+
 @pytest.mark.prefect
 def test_how_a_server_was_launched_is_recorded_without_secrets(runner, tokenizer_dir):
     """The profile, the flags, the whole command and the variables; neither key nor token in any file."""

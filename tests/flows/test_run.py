@@ -19,6 +19,7 @@ from run_support import interrupt
 from flows.catalog import InputError
 from flows.pipeline import DatasetsFailedError, RunReport
 from flows.run_command import exit_code_of, up_command
+from serving.errors import KvCacheTooSmall, LaunchRefused, PortTaken, StartFailed
 from tasks.core.run_file import RunFolderError
 from tasks.core.stats_scan import scan_dataset
 from tasks.preflight import PreflightError
@@ -242,6 +243,10 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
         ([RunFolderError("x")], 2),
         ([RunFolderError("x"), InputError("x")], 2),
         ([PreflightError([])], 2),
+        ([LaunchRefused("x"), StartFailed("x", failure="bad_argument", needs_change=True)], 2),
+        ([KvCacheTooSmall("x")], 2),
+        ([StartFailed("x")], 1),
+        ([PortTaken("x")], 1),
         ([RunFolderError("x"), RuntimeError("x")], 1),
         ([RuntimeError("x")], 1),
     ],

@@ -1,10 +1,12 @@
 """The command that starts SGLang is right before it is run, and shows no key."""
 
 import json
+import re
 import shlex
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +15,7 @@ from serving.errors import LaunchRefused
 from serving.flag_checks import find_problems
 from serving.launch_command import KeyFile, LaunchCommand, build_command, is_loopback, read_changes
 from serving.profile import list_profiles, load_profile
-from serving.sglang_install import ask_parser, find_install
+from serving.sglang_install import ask_parser, check_installed, find_install
 
 RTX = "rtx-pro-6000-x8"
 KEY = 'k3y"with:#quotes'
@@ -313,3 +315,22 @@ def test_a_key_file_does_not_follow_what_was_left_there(tmp_path):
     KeyFile(link, KEY).write()
     assert other.read_text() == "mine"
     assert not link.is_symlink()
+
+
+def test_an_interpreter_without_sglang_is_found_before_the_start(tmp_path):
+    """So is one that is not there, or is none; a script of its own is taken at its word."""
+    text = tmp_path / "text"
+    text.write_text("no program\n")
+    text.chmod(0o755)
+    for python, words in (
+        (Path(sys.executable), f"{sys.executable} has none installed"),
+        (tmp_path / "none", "there is no program"),
+        (text, "Exec format error"),
+    ):
+        with pytest.raises(LaunchRefused, match=re.escape(words)) as caught:
+            check_installed([*find_install(python).launcher], {})
+        assert "server.python" in str(caught.value)
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang/__init__.py").touch()
+    check_installed([*find_install(Path(sys.executable)).launcher], {"PYTHONPATH": str(tmp_path)})
+    check_installed(["true", "serve"], {})

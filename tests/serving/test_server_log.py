@@ -42,6 +42,20 @@ Capturing batches (bs=32 avail_mem=7.95 GB):  50%|#####     | 16/32 [00:07<00:07
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has 95 GiB"
 
 
+MAY_PASS = {"no_network", "gpu_failed", "port_taken", "stuck", "nccl", "killed", "crashed"}
+SETTINGS_REFUSED = """\
+Traceback (most recent call last):
+  File "/x/sglang/launch_server.py", line 29, in run_server
+    server_args.resolve_once()
+  File "/x/sglang/srt/server_args.py", line 277, in resolve_once
+    run_resolution_pipeline(self)
+  File "/x/sglang/srt/arg_groups/parallel_hook.py", line 326, in handle_data_parallelism
+    assert cfg.tp_size % cfg.attn_dp_size == 0
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+AssertionError
+"""
+
+
 def told(text):
     log = StartLog()
     return log, [line for one in text.splitlines() if (line := log.feed(one))]
@@ -140,6 +154,17 @@ def test_out_of_memory_depends_on_the_stage(stage, advice):
             "ambiguous option: --cuda-graph-max-bs could match",
         ),
         (
+            "AssertionError: 32 is not divisible by 3",
+            "not_divisible",
+            "32 is not divisible by 3): choose another --tp",
+        ),
+        (
+            "LocalEntryNotFoundError: Cannot find the files and outgoing traffic has been disabled.",
+            "hub_offline",
+            "unset HF_HUB_OFFLINE",
+        ),
+        ("RuntimeError: No CUDA GPUs are available", "no_gpu", "CUDA_VISIBLE_DEVICES"),
+        (
             "ValueError: The repository /m contains custom code which must be executed to load",
             "remote_code",
             "--trust-remote-code",
@@ -231,6 +256,46 @@ def test_known_failures(line, name, says):
     assert known.name == name
     assert says in known.explanation
     assert "\n" not in known.explanation
+    assert known.needs_change == (name not in MAY_PASS)
+    assert known.lines in ((line,), ())
+
+
+def test_flags_that_do_not_go_together_are_told():
+    """SGLang 0.5.23 says no more than an assert; a Hub that fails there is another thing."""
+    failed = explain_failure(SETTINGS_REFUSED.splitlines(), stage=Stage.STARTING, status=1)
+    assert (failed.name, failed.needs_change) == ("bad_settings", True)
+    assert "(AssertionError: assert cfg.tp_size % cfg.attn_dp_size == 0)" in failed.explanation
+    assert failed.lines == ("assert cfg.tp_size % cfg.attn_dp_size == 0", "AssertionError")
+    for ended, known in (("ValueError: no cookies with milk", True), ("OSError: 500 Server Error", False)):
+        lines = SETTINGS_REFUSED.replace("AssertionError", ended).splitlines()
+        failed = explain_failure(lines, stage=Stage.STARTING, status=1)
+        assert (failed is not None) == known
+        assert not known or f"({ended})" in failed.explanation
+
+
+def test_a_scheduler_that_refuses_its_settings_is_told_from_one_that_fails_at_work():
+    """Before it serves, an assertion would fail again."""
+    lines = [
+        "[t TP2] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/x/sglang/srt/utils/numa_utils.py", line 463, in init_threads_binding',
+        "    assert world_size <= n_numa_node, (",
+        "           ^^^^^^^^^^^",
+        "AssertionError: more ranks than nodes",
+        "[t] Received sigquit from a child process. It usually means the child failed.",
+    ]
+    known = explain_failure(lines, stage=Stage.CONNECTING, status=-9)
+    assert "(AssertionError: more ranks than nodes)" in known.explanation
+    assert known.needs_change
+    assert explain_failure(lines, stage=Stage.SERVING, status=-9) is None
+
+
+def test_ranks_that_fail_alike_are_shown_once():
+    """The most telling lines are few."""
+    lines = [f"[t TP{rank}] torch.OutOfMemoryError: CUDA out of memory. Tried" for rank in range(8)]
+    lines += [f"[t TP{rank}] RuntimeError: CUDA error: out of memory" for rank in range(8)]
+    known = explain_failure(lines, stage=Stage.LOADING, status=1)
+    assert known.needs_change
+    assert len(known.lines) == 2
 
 
 def test_the_code_in_a_traceback_is_no_message():

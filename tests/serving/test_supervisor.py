@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import re
 import signal
@@ -340,20 +341,36 @@ def test_a_taken_port_is_found_before_the_start(stand):
 
 
 def test_a_start_that_fails_is_explained(stand):
-    """One line says why and what to do; the error ends with the log's last lines. It is not tried again."""
+    """One line says why and what to do, the line that tells it and the log follow. It is not tried again."""
     line = "sglang serve: error: argument --kv-cache-dtype: invalid choice: 'fp8' (choose from 'auto')"
 
     async def run():
-        async with stand.server(stand.says(line), "--die-with=2"):
+        async with stand.server(stand.says("before", line, "after"), "--die-with=2"):
             pytest.fail("it cannot start")
 
     with pytest.raises(StartFailed) as caught:
         asyncio.run(run())
     headline, *rest = str(caught.value).splitlines()
     assert "ended with status 2 before it was ready: SGLang refuses its command line" in headline
-    assert rest == [f"The end of {stand.log_file}:", line]
+    assert rest == [f"Its log is {stand.log_file}:", line]
     assert caught.value.failure == "bad_argument"
+    assert caught.value.needs_change
+    assert copy.copy(caught.value).needs_change  # as by pickle: a flow's failure may go to another process
     assert stand.events == []
+
+
+def test_a_start_that_fails_for_an_unknown_reason_shows_the_end_of_the_log(stand):
+    """It may pass by itself, for all that is known."""
+    lines = [f"line {number}" for number in range(30)]
+
+    async def run():
+        async with stand.server(stand.says(*lines), "--die-with=1"):
+            pytest.fail("it cannot start")
+
+    with pytest.raises(StartFailed) as caught:
+        asyncio.run(run())
+    assert str(caught.value).splitlines()[1:] == [f"The end of {stand.log_file}:", *lines[10:]]
+    assert not caught.value.needs_change
 
 
 def test_a_server_that_is_not_ready_in_time_is_stopped(stand):

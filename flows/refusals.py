@@ -1,0 +1,17 @@
+"""Which failures the same command would meet again, until something is changed.
+
+Knows the error types of every layer; does not know how they are told. Invariant: it looks at types and
+fields, never at a message.
+"""
+
+from flows.catalog import InputError
+from serving.errors import ServingError
+from tasks.core.run_file import RunFolderError
+from tasks.preflight import PreflightError
+
+
+def needs_change(failure: object) -> bool:
+    """Whether something has to be changed first; False where it may pass by itself."""
+    if isinstance(failure, ServingError):
+        return failure.needs_change
+    return isinstance(failure, InputError | RunFolderError | PreflightError)
