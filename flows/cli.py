@@ -36,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+_STARTS_SGLANG = "starts SGLang, which takes minutes for a big model, and stops it afterwards"
 _AGAIN = "Run the same command again to go on"
 _RUN_EPILOG = """\
 \b
@@ -225,7 +226,7 @@ def _run_check(parameters: Any) -> int:
     _check_folder(output_dir)
     try:
         _check_free(output_dir)
-        say("checking; it takes some seconds")
+        say(f"checking; it {_STARTS_SGLANG if parameters.server.mode == 'launch' else 'takes some seconds'}")
         from flows.check import check_run
 
         return run_until_interrupted(

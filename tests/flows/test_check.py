@@ -299,6 +299,7 @@ def test_a_server_that_does_not_start_says_whether_that_may_pass(launching, line
     assert words in first
     assert str(launching.output_dir / "server.log") in shown[0]
     assert shown[1] == line
+    assert "starts SGLang, which takes minutes" in done.stderr
 
 
 def test_what_is_missing_is_said_before_sglang_is_started(launching, tmp_path):
