@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from serving.processes import kill_group
 
@@ -35,13 +36,16 @@ class GuardedProcess:
         self._ending = asyncio.create_task(self._follow())
 
     @classmethod
-    async def start(cls, argv: Sequence[str], *, env: Mapping[str, str], log: int) -> GuardedProcess:
+    async def start(
+        cls, argv: Sequence[str], *, env: Mapping[str, str], log: int, remove: Sequence[Path] = ()
+    ) -> GuardedProcess:
         """Start a command in a session of its own, with all its output in the log.
 
         Args:
             argv: The command.
             env: Its whole environment.
             log: A descriptor to write to; the caller closes it.
+            remove: Files that go with it, also when it cannot be started and when we are killed.
 
         Raises:
             OSError: it cannot be started.
@@ -57,7 +61,8 @@ class GuardedProcess:
         assert guardian.stdout is not None  # noqa: S101 - narrows the type
         try:
             # On its input, for others can read a command line, and this one may hold a key.
-            order = json.dumps({"argv": list(argv), "env": dict(env)})
+            files = [str(file.absolute()) for file in remove]
+            order = json.dumps({"argv": list(argv), "env": dict(env), "remove": files})
             with contextlib.suppress(ConnectionError):
                 guardian.stdin.write(order.encode() + b"\n")
                 await guardian.stdin.drain()

@@ -1,10 +1,10 @@
 """Start a server and outlive the one who asked for it, by the moment that it takes to kill the server.
 
 Knows process groups and Linux's subreaper; knows nothing of servers. `serving.guarded` runs it as
-`python -m serving.guardian OWNER` and writes one JSON line `{"argv", "env"}` to it, then `term` for SIGTERM
-to the server's parent; the input's end means SIGKILL to all of it. It answers `pid N`, then `status N` when
-nothing is left. Invariant: when it ends by itself, no process that the server started is alive; on Linux not
-even one that left its group.
+`python -m serving.guardian OWNER` and writes one JSON line `{"argv", "env", "remove"}` to it, then `term`
+for SIGTERM to the server's parent; the input's end means SIGKILL to all of it. It answers `pid N`, then
+`status N` when nothing is left. Invariant: when it ends by itself, no process that the server started is
+alive, on Linux not even one that left its group, and the files to remove with it are gone.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ def _children() -> list[int]:
     return found
 
 
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
 def main() -> int:
     """Guard one server; returns 0 when it is gone, 1 when it cannot be started."""
     # A service manager's SIGTERM goes to every process at once; ours has to be the last one to end. Handlers,
@@ -95,13 +101,17 @@ def main() -> int:
     order = sys.stdin.readline()
     if not order:
         return 1
+    settings = json.loads(order)
+    files = [Path(file) for file in settings.pop("remove")]
     try:
-        server.start(**json.loads(order))
+        server.start(**settings)
     except OSError as exc:
+        _remove(files)
         print("failed", exc, flush=True)  # noqa: T201 - the protocol
         return 1
     threading.Thread(target=server.obey, daemon=True).start()
     status = server.run()
+    _remove(files)  # before we say so: the owner may write them again for the next start
     with contextlib.suppress(BrokenPipeError):
         print("status", status, flush=True)  # noqa: T201 - the protocol
     return 0

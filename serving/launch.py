@@ -39,8 +39,6 @@ async def launch_server(
     await asyncio.to_thread(check_installed, command.argv, command.env)
     expected = command.expected_kv_tokens
     key_file = command.key_file
-    if key_file is not None:
-        key_file.write()  # read at each start
     try:
         async with SGLangServer(
             command.argv,
@@ -48,6 +46,7 @@ async def launch_server(
             log_file=log_file,
             env=command.env,
             api_key=None if key_file is None else key_file.api_key,
+            key_file=key_file,
             restarts=restarts,
             ready_timeout_s=ready_timeout_s,
             stall_timeout_s=stall_timeout_s,
@@ -57,4 +56,4 @@ async def launch_server(
             yield server
     finally:
         if key_file is not None:
-            key_file.remove()
+            key_file.remove()  # should its guardian have been killed

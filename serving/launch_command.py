@@ -45,7 +45,7 @@ class KeyFile:
         fresh.replace(self.path)
 
     def remove(self) -> None:
-        """Remove the file; the server has read it once it answers."""
+        """Remove the file, if it is there; the server has read it once it answers."""
         self.path.unlink(missing_ok=True)
 
 

@@ -18,6 +18,7 @@ from serving.client import SGLangClient
 from serving.errors import ServerDown, StartFailed
 from serving.guarded import GuardedProcess
 from serving.known_failures import KnownFailure, explain_failure, explain_slow_start
+from serving.launch_command import KeyFile
 from serving.ports import check_port_is_free
 from serving.processes import environment_without_secrets, open_log, secrets_of
 from serving.redaction import redact_text, secrets_in_command
@@ -41,6 +42,7 @@ class ServerCommand:
         base_url: Where it will answer.
         log_file: Where its output goes.
         api_key: What its pages want.
+        key_file: Where it reads the key from; there from each start to the end of what was started.
     """
 
     argv: tuple[str, ...]
@@ -48,6 +50,7 @@ class ServerCommand:
     base_url: str
     log_file: Path
     api_key: str | None = field(default=None, repr=False)
+    key_file: KeyFile | None = None
 
     @property
     def secrets(self) -> set[str]:
@@ -86,7 +89,7 @@ class ServerProcess:
             log, log_start = open_log(command.log_file, mode=_LOG_MODE)
             try:
                 os.fchmod(log, _LOG_MODE)
-                process = await GuardedProcess.start(command.argv, env=command.full_environment(), log=log)
+                process = await _start_guarded(command, log)
             finally:
                 os.close(log)
         except OSError as exc:
@@ -146,6 +149,14 @@ class ServerProcess:
         stage = self._progress.stage
         known = explain_failure(self._log.last_lines, stage=stage, status=status)
         return known or (None if self.process.has_ended else explain_slow_start(stage))
+
+
+async def _start_guarded(command: ServerCommand, log: int) -> GuardedProcess:
+    secret = []
+    if command.key_file is not None:
+        command.key_file.write()
+        secret = [command.key_file.path]
+    return await GuardedProcess.start(command.argv, env=command.full_environment(), log=log, remove=secret)
 
 
 def _name_status(status: int | None) -> str:

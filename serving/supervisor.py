@@ -23,6 +23,7 @@ from serving.errors import (
     StartFailed,
     StaysDown,
 )
+from serving.launch_command import KeyFile
 from serving.server_process import ServerCommand, ServerProcess
 from serving.stall import STALL_TIMEOUT_S, StallWatch
 
@@ -47,6 +48,8 @@ class SGLangServer:
         env: Added to our environment, of which the server gets everything but what looks like a secret, and
             the Hub's token.
         api_key: For the pages that want it; never shown.
+        key_file: Where the server reads the key from: written for each start, gone when the server is, also
+            should we be killed.
         restarts: How often it may be started again; refilled after an hour of health.
         ready_timeout_s: How long one start may take; weights are loaded meanwhile.
         stall_timeout_s: How long it may show no work with requests in flight.
@@ -66,6 +69,7 @@ class SGLangServer:
         log_file: Path,
         env: Mapping[str, str] | None = None,
         api_key: str | None = None,
+        key_file: KeyFile | None = None,
         restarts: int = 3,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stall_timeout_s: float = STALL_TIMEOUT_S,
@@ -75,7 +79,9 @@ class SGLangServer:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.failure: StaysDown | None = None
-        self._command = ServerCommand(tuple(argv), dict(env or {}), self.base_url, log_file, api_key)
+        self._command = ServerCommand(
+            tuple(argv), dict(env or {}), self.base_url, log_file, api_key, key_file
+        )
         self._restarts = restarts
         self._ready_timeout_s = ready_timeout_s
         self._stall_timeout_s = stall_timeout_s

@@ -18,6 +18,7 @@ import pytest
 
 from serving.errors import KvCacheTooSmall, PortTaken, ServerDown, StartFailed, StaysDown
 from serving.guarded import GuardedProcess
+from serving.launch_command import KeyFile
 from serving.processes import open_log
 from serving.supervisor import SGLangServer
 
@@ -27,10 +28,12 @@ TIMEOUT_S = 120
 OWNER = """
 import asyncio, sys
 from pathlib import Path
+from serving.launch_command import KeyFile
 from serving.supervisor import SGLangServer
 
 async def main(url, log, *argv):
-    async with SGLangServer(argv, base_url=url, log_file=Path(log)) as server:
+    key_file = KeyFile(Path(log).with_name("key.yaml"), "hunter2")
+    async with SGLangServer(argv, base_url=url, log_file=Path(log), key_file=key_file) as server:
         print(server.pid, flush=True)
         await asyncio.sleep(600)
 
@@ -84,8 +87,7 @@ class Stand:
             self.argv(*options),
             base_url=self.url,
             log_file=self.log_file,
-            on_event=self.events.append,
-            **settings,
+            **{"on_event": self.events.append, **settings},
         )
 
     async def wait_ready(self, times):
@@ -288,7 +290,8 @@ def test_nothing_is_left_of_one_that_died(stand):
 
 
 def test_nothing_is_left_when_the_owner_is_killed(stand):
-    """A kill -9 of the process that owns the server leaves no process of it."""
+    """A kill -9 of the process that owns the server leaves no process of it, nor the file with its key."""
+    key_file = stand.log_file.with_name("key.yaml")
     argv = stand.argv("--ignore-sigterm", f"--family={stand.folder / 'family'}")
     command = [sys.executable, "-c", OWNER, stand.url, str(stand.log_file), *argv]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
@@ -300,11 +303,40 @@ def test_nothing_is_left_when_the_owner_is_killed(stand):
             family = [pid, *stand.family()]
             assert len(family) == 4
             assert all(map(is_alive, family))
+            assert key_file.exists()
         finally:
             owner.kill()
-    while any(map(is_alive, family)):
+    while any(map(is_alive, family)) or key_file.exists():
         assert time.monotonic() < deadline, family
         time.sleep(0.02)
+
+
+def test_the_keys_file_is_there_for_each_start_and_gone_with_the_server(stand):
+    """In the pause before a restart too: a kill -9 then would leave it behind."""
+    key_file = KeyFile(stand.folder / "key.yaml", "hunter2")
+    seen = []
+
+    def note(event):
+        stand.events.append(event)
+        seen.append((event, key_file.path.exists()))
+
+    async def run():
+        async with stand.server(key_file=key_file, on_event=note) as server:
+            os.kill(server.pid, signal.SIGKILL)
+            await stand.wait_ready(2)
+
+    asyncio.run(run())
+    there = [(("starting it again" in event), exists) for event, exists in seen]
+    assert there == [(False, True), (True, False), (False, True)]
+    assert not key_file.path.exists()
+
+    async def fail():
+        async with SGLangServer(["/no/such"], base_url=stand.url, log_file=stand.log_file, key_file=key_file):
+            pytest.fail("it cannot start")
+
+    with pytest.raises(StartFailed):
+        asyncio.run(fail())
+    assert not key_file.path.exists()
 
 
 def test_nothing_is_left_when_the_guardian_is_killed(stand):
