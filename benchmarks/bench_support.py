@@ -23,7 +23,7 @@ from serving.client import SGLangClient
 from serving.pool import ServerPool
 from tasks.core.files import write_json_atomically
 from tasks.core.prepare import PROMPTS, REPORT, PrepareReport
-from tasks.core.prompt_file import hash_id, write_index
+from tasks.core.prompt_file import IndexBuilder, hash_id
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer
 from tasks.core.tokenizer import load_tokenizer
@@ -159,16 +159,18 @@ async def open_resources(url: str, renderer: Renderer, *, connections: int) -> A
 def write_prompts(folder: Path, count: int) -> None:
     """A prepared dataset of `count` short prompts, made without a source."""
     folder.mkdir(parents=True, exist_ok=True)
-    offsets, hashes, offset = [], [], 0
+    index = IndexBuilder()
     with (folder / PROMPTS).open("wb") as out:
         for number in range(count):
             content = f"What is {number} times {number % 97}, and why?"
             prompt = Prompt(name_prompt(number), [{"role": "user", "content": content}])
-            offsets.append(offset)
-            hashes.append(hash_id(prompt.id))
-            offset += out.write(prompt.to_line())
-    write_index(folder / PROMPTS, offsets, hashes)
-    report = PrepareReport(PROMPTS_KEY, rows_read=count, prompts=count, duplicates=0, rejected={})
+            line = prompt.to_line()
+            index.add(line, id_hash=hash_id(prompt.id))
+            out.write(line)
+    index.write(folder / PROMPTS)
+    report = PrepareReport(
+        PROMPTS_KEY, rows_read=count, conversations=count, prompts=count, duplicates=0, rejected={}
+    )
     write_json_atomically(folder / REPORT, dataclasses.asdict(report))
 
 

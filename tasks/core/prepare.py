@@ -8,6 +8,7 @@ import array
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tasks.core.adapters import RowRejected, content_id, get_adapter
+from tasks.core.adapters import RowRejected, Shape, content_id, get_adapter, make_prompt
 from tasks.core.files import name_in_errors, remove_stale_temps, replace_atomically, write_json_atomically
-from tasks.core.prompt_file import PromptFile, hash_id, write_index
+from tasks.core.prompt_file import IndexBuilder, PromptFile, hash_id
 from tasks.core.records import Prompt, Rejected
 from tasks.core.response_log import REJECTED, parse_line, read_lines
 from tasks.core.sources import MalformedRow, iter_rows
@@ -37,12 +38,14 @@ class PrepareOptions:
     """What decides prompts.jsonl besides the bytes of the source.
 
     `system_prompt` is put first where a conversation has none. `chat_template_kwargs` are handed to the
-    chat template ({"thinking": False}, say) and win over the row's own.
+    chat template ({"thinking": False}, say) and win over the row's own. `shape` says which turns the target
+    writes.
     """
 
     name: str
     adapter: str
     seed: int
+    shape: Shape = "last"
     system_prompt: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -54,10 +57,14 @@ class PrepareOptions:
 
 @dataclass(frozen=True, slots=True)
 class PrepareReport:
-    """What became of every row of a source: rows_read = prompts + duplicates + rejected."""
+    """What became of every row of a source: rows_read = conversations + duplicates + rejected.
+
+    `prompts` is how many answers they are to get.
+    """
 
     key: str
     rows_read: int
+    conversations: int
     prompts: int
     duplicates: int
     rejected: dict[str, int]
@@ -81,26 +88,25 @@ def prepare_prompts(
         return dataclasses.replace(known, reused=True)
     draft = _Draft(folder)
     try:
+        for _ in _read_set_aside(folder):
+            pass  # a damaged line is found before anything is written
         draft.collect(adapt_rows(sources, options))
         report = PrepareReport(
             key=key,
             rows_read=draft.rows_read,
-            prompts=len(draft.kept),
+            conversations=len(draft.kept),
+            prompts=draft.count_answers(),
             duplicates=len(draft.offsets) - len(draft.kept),
-            rejected=dict(Counter(row.reason for row in draft.rejected)),
+            rejected=dict(sorted(draft.rejected.items())),
         )
-        if not len(draft.kept):
+        if not report.prompts:
             raise EmptyDatasetError(
                 f"dataset {options.name!r}: {report.rows_read} rows read, none became a prompt "
                 f"(rejected: {report.rejected or 'none'}); check its source and its adapter "
                 f"{options.adapter!r}"
             )
-        set_aside = _read_set_aside(folder)
         (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
-        draft.write(options.seed)
-        with replace_atomically(folder / REJECTED) as out:
-            out.writelines(row.to_line() for row in draft.rejected)
-            out.writelines(set_aside)
+        draft.write(options.seed, own_history=options.shape == "each")
     finally:
         draft.discard()
     write_json_atomically(folder / REPORT, dataclasses.asdict(report))
@@ -130,7 +136,7 @@ def adapt_rows(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Pro
             yield _rejected(f"{label}-{row.where}", "malformed_row", row.detail, row.where)
             continue
         try:
-            prompt = adapter(row.row)
+            prompt = make_prompt(adapter(row.row), options.shape)
         except RowRejected as exc:
             yield _rejected(f"{label}-{row.where}", exc.reason, exc.detail, row.where)
             continue
@@ -139,69 +145,86 @@ def adapt_rows(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Pro
 
 
 def _with_options(prompt: Prompt, options: PrepareOptions) -> Prompt:
-    messages = prompt.messages
-    if options.system_prompt and messages[0].get("role") != "system":
-        messages = [{"role": "system", "content": options.system_prompt}, *messages]
     kwargs = {**prompt.chat_template_kwargs, **options.chat_template_kwargs}
-    return dataclasses.replace(prompt, messages=messages, chat_template_kwargs=kwargs)
+    prompt = dataclasses.replace(prompt, chat_template_kwargs=kwargs)
+    if not options.system_prompt or prompt.messages[0].get("role") == "system":
+        return prompt
+    return dataclasses.replace(
+        prompt,
+        messages=[{"role": "system", "content": options.system_prompt}, *prompt.messages],
+        answer_after=[place + 1 for place in prompt.answer_after],
+    )
 
 
 def _rejected(row_id: str, reason: str, detail: str, where: str) -> Rejected:
     return Rejected(id=row_id, reason=reason, detail=detail, permanent=True, stage="prepare", where=where)
 
 
-def _read_set_aside(folder: Path) -> list[bytes]:
+def _read_set_aside(folder: Path) -> Iterator[bytes]:
     """The lines of rejected.jsonl that generation wrote."""
     path = folder / REJECTED
-    return [
-        line
-        for end, line in read_lines(path)
-        if parse_line(Rejected.from_line, line, path, end).stage == "generate"
-    ]
+    for end, line in read_lines(path):
+        if parse_line(Rejected.from_line, line, path, end).stage == "generate":
+            yield line
 
 
 class _Draft:
-    """The prompts in source order on disk, with 24 bytes each in memory, until the order is known."""
+    """The prompts in source order on disk, with 26 bytes each in memory, until the order is known."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.path = folder / f".{PROMPTS}.draft"
+        self._rejected_path = folder / f".{REJECTED}.draft"
         self.rows_read = 0
-        self.rejected: list[Rejected] = []
+        self.rejected: Counter[str] = Counter()
         self.offsets = array.array("Q")
+        self._answers = array.array("H")
         self._ids = array.array("Q")
         self._contents = array.array("Q")
         self.kept = np.empty(0, np.int64)
 
     def collect(self, rows: Iterator[Prompt | Rejected]) -> None:
         """Write every prompt to the draft and decide which are kept: the first of each content."""
-        with name_in_errors(self.path), self.path.open("wb") as draft:
+        with (
+            name_in_errors(self.path),
+            self.path.open("wb") as draft,
+            self._rejected_path.open("wb") as set_aside,
+        ):
             offset = 0
             for row in rows:
                 self.rows_read += 1
                 if isinstance(row, Rejected):
-                    self.rejected.append(row)
+                    self.rejected[row.reason] += 1
+                    set_aside.write(row.to_line())
                     continue
                 self.offsets.append(offset)
+                self._answers.append(row.answers)
                 self._ids.append(hash_id(row.id))
                 self._contents.append(hash_id(content_id(row)))
                 offset += draft.write(row.to_line())
         _, self.kept = np.unique(np.frombuffer(self._contents, np.uint64), return_index=True)
 
-    def write(self, seed: int) -> None:
-        """Write the kept prompts in dispatch order: a seeded shuffle by hash of seed and id."""
-        offsets, hashes, offset = [], [], 0
+    def count_answers(self) -> int:
+        """How many answers the kept conversations are to get."""
+        return int(np.frombuffer(self._answers, np.uint16)[self.kept].sum())
+
+    def write(self, seed: int, *, own_history: bool) -> None:
+        """Write the kept prompts in dispatch order, a seeded shuffle by hash of seed and id, and the rest."""
+        index = IndexBuilder()
         with self.path.open("rb") as draft, replace_atomically(self.folder / PROMPTS) as out:
             ids, renamed = self._tell_apart(draft)
             for at in _dispatch_order(ids, seed):
                 line = self._read(draft, at)
                 if renamed[at]:
                     line = _name_by_content(line).to_line()
-                offsets.append(offset)
-                hashes.append(int(ids[at]))
-                offset += out.write(line)
-        write_index(self.folder / PROMPTS, offsets, hashes)
+                answers = self._answers[int(self.kept[at])]
+                index.add(line, id_hash=int(ids[at]), answers=answers, own_history=own_history)
+                out.write(line)
+        index.write(self.folder / PROMPTS)
+        with self._rejected_path.open("rb") as drafted, replace_atomically(self.folder / REJECTED) as out:
+            shutil.copyfileobj(drafted, out)
+            out.writelines(_read_set_aside(self.folder))
 
     def _tell_apart(self, draft: BinaryIO) -> tuple[np.ndarray, np.ndarray]:
         """Id hashes of the kept prompts, and which of them are renamed: a repeated id is kept by one.
@@ -221,8 +244,9 @@ class _Draft:
         return draft.readline()
 
     def discard(self) -> None:
-        """Remove the draft file."""
+        """Remove the draft files."""
         self.path.unlink(missing_ok=True)
+        self._rejected_path.unlink(missing_ok=True)
 
 
 def _name_by_content(line: bytes) -> Prompt:

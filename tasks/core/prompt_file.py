@@ -1,9 +1,11 @@
-"""prompts.jsonl and its index: prompts in dispatch order, found by position or by id.
+"""prompts.jsonl and its index: prompts in dispatch order, found by position or by id and turn.
 
-Holds 16 bytes a prompt in memory, 32 once an id was looked for, never the prompts. The index file is
-derived: it is built again from prompts.jsonl whenever it is damaged or not that file's.
+A line is a conversation; it has a position for each answer that it is to get, one after the other. Holds 20
+bytes a position in memory, 36 once an id was looked for, never the prompts. The index file is derived: it
+is built again from prompts.jsonl whenever it is damaged or not that file's.
 """
 
+import array
 import hashlib
 import struct
 import zlib
@@ -16,9 +18,10 @@ import numpy as np
 from tasks.core.files import write_bytes_atomically
 from tasks.core.records import Prompt, RecordError
 
-_ENTRY = np.dtype([("offset", "<u8"), ("id_hash", "<u8")])
-# Size and mtime_ns of prompts.jsonl, CRC-32 of the entries: a tenth of a hash's time at every resume.
-_HEADER = struct.Struct("<QQQ")
+_ENTRY = np.dtype([("offset", "<u8"), ("id_hash", "<u8"), ("turn", "<u2"), ("follows", "<u2")])
+_FORMAT = 2
+# Format, size and mtime_ns of prompts.jsonl, CRC-32 of the entries: a tenth of a hash's time at every resume.
+_HEADER = struct.Struct("<QQQQ")
 
 
 def hash_id(prompt_id: str) -> int:
@@ -26,8 +29,16 @@ def hash_id(prompt_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "little")
 
 
+def _hash_turn(id_hash: int, turn: int) -> int:
+    """The same for a later answer of that conversation."""
+    return hash_id(f"{id_hash} {turn}") if turn else id_hash
+
+
 class PromptFile:
-    """Read-only view of one prepared dataset."""
+    """Read-only view of one prepared dataset.
+
+    `follows` is uint8 (positions,): 1 where the answer at the position before has to be there first.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,6 +46,8 @@ class PromptFile:
         self._file = path.open("rb")
         self._offsets = entries["offset"]
         self._hashes = entries["id_hash"]
+        self._turns = entries["turn"]
+        self.follows: np.ndarray = entries["follows"].astype(np.uint8)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -42,14 +55,14 @@ class PromptFile:
     def read(self, position: int) -> Prompt:
         """The prompt at a position of the dispatch order."""
         self._file.seek(int(self._offsets[position]))
-        return Prompt.from_line(self._file.readline())
+        return Prompt.from_line(self._file.readline()).at_turn(int(self._turns[position]))
 
-    def find(self, prompt_id: str) -> int | None:
-        """The position of an id, or None when this dataset does not have it.
+    def find(self, prompt_id: str, turn: int = 0) -> int | None:
+        """The position of an id and turn, or None when this dataset does not have it.
 
         Preparation gives every prompt an id whose hash is unique in its file, so the hash decides.
         """
-        wanted = np.uint64(hash_id(prompt_id))
+        wanted = np.uint64(_hash_turn(hash_id(prompt_id), turn))
         hashes, order = self._by_hash
         at = int(np.searchsorted(hashes, wanted))
         if at < len(order) and hashes[at] == wanted:
@@ -71,14 +84,35 @@ class PromptFile:
         return self._hashes[order], order
 
 
-def write_index(path: Path, offsets: list[int], id_hashes: list[int]) -> np.ndarray:
-    """Write the index beside a prompts.jsonl, after it; returns its entries."""
-    entries = np.empty(len(offsets), dtype=_ENTRY)
-    entries["offset"] = offsets
-    entries["id_hash"] = id_hashes
-    body = entries.tobytes()
-    write_bytes_atomically(index_path(path), _make_header(path, body) + body)
-    return entries
+class IndexBuilder:
+    """Collects the positions of a prompts.jsonl, line by line, 20 bytes each."""
+
+    def __init__(self) -> None:
+        self._offsets, self._hashes = array.array("Q"), array.array("Q")
+        self._turns, self._follows = array.array("H"), array.array("H")
+        self._offset = 0
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, line: bytes, *, id_hash: int, answers: int = 1, own_history: bool = False) -> None:
+        """Take the next line, which says so much."""
+        for turn in range(answers):
+            self._offsets.append(self._offset)
+            self._hashes.append(_hash_turn(id_hash, turn))
+            self._turns.append(turn)
+            self._follows.append(own_history and turn > 0)
+        self._offset += len(line)
+
+    def write(self, path: Path) -> np.ndarray:
+        """Write the index beside its prompts.jsonl, after it; returns its entries."""
+        entries = np.empty(len(self), dtype=_ENTRY)
+        columns = (self._offsets, self._hashes, self._turns, self._follows)
+        for name, values in zip(_ENTRY.names or (), columns, strict=True):
+            entries[name] = values
+        body = entries.tobytes()
+        write_bytes_atomically(index_path(path), _make_header(path, body) + body)
+        return entries
 
 
 def index_path(path: Path) -> Path:
@@ -88,7 +122,7 @@ def index_path(path: Path) -> Path:
 
 def _make_header(path: Path, body: bytes | memoryview) -> bytes:
     stat = path.stat()
-    return _HEADER.pack(stat.st_size, stat.st_mtime_ns, zlib.crc32(body))
+    return _HEADER.pack(_FORMAT, stat.st_size, stat.st_mtime_ns, zlib.crc32(body))
 
 
 def _load_index(path: Path) -> np.ndarray:
@@ -104,7 +138,7 @@ def _load_index(path: Path) -> np.ndarray:
 
 def _scan(path: Path) -> np.ndarray:
     """Find every line of a prompts.jsonl and write its index."""
-    offsets, hashes, offset = [], [], 0
+    index, offset = IndexBuilder(), 0
     with path.open("rb") as lines:
         for line in lines:
             try:
@@ -114,7 +148,8 @@ def _scan(path: Path) -> np.ndarray:
                     f"{path}: the line at byte {offset} is damaged ({exc}); remove this file and run the "
                     "same command again: it is prepared again from its source"
                 ) from exc
-            offsets.append(offset)
-            hashes.append(hash_id(prompt.id))
+            index.add(
+                line, id_hash=hash_id(prompt.id), answers=prompt.answers, own_history=prompt.own_history
+            )
             offset += len(line)
-    return write_index(path, offsets, hashes)
+    return index.write(path)

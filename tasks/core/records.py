@@ -4,8 +4,8 @@ Knows their JSON shape on disk; does not know files, servers or templates. Invar
 read back from its own JSON line is equal to the record that was written.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
@@ -24,6 +24,10 @@ class Prompt:
     `id` comes from the source's own id or a hash of the content, never from a line number.
     `messages` are OpenAI-style: role is system, user, assistant or tool.
     `tools` are OpenAI tool schemas: {"type": "function", "function": {...}}.
+
+    A conversation with several answers to come has `answer_after`: how many messages go before each; with
+    `own_history` each is given on the answers that the target gave before, else on those in `messages`.
+    `at_turn` makes the prompt of one of them, whose number is `turn`; that is never on disk.
     """
 
     id: str
@@ -31,6 +35,27 @@ class Prompt:
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    answer_after: list[int] = field(default_factory=list)
+    own_history: bool = False
+    turn: int = 0
+
+    @property
+    def answers(self) -> int:
+        """How many answers the conversation is to get."""
+        return len(self.answer_after) or 1
+
+    def at_turn(self, turn: int) -> "Prompt":
+        """The prompt of one answer: the messages before it, as the row has them."""
+        if not self.answer_after:
+            return self
+        return replace(self, messages=self.messages[: self.answer_after[turn]], turn=turn)
+
+    def with_history(self, answers: Sequence[str]) -> "Prompt":
+        """The same with the target's own answers in place of the row's, the first ones first."""
+        messages = list(self.messages)
+        for at, answer in zip(self.answer_after, answers, strict=False):
+            messages[at] = {"role": "assistant", "content": answer}
+        return replace(self, messages=messages)
 
     def to_line(self) -> bytes:
         """One JSON line, newline included; optional fields are left out when empty."""
@@ -41,6 +66,9 @@ class Prompt:
             row["chat_template_kwargs"] = self.chat_template_kwargs
         if self.meta:
             row["meta"] = self.meta
+        if self.answer_after:
+            row["answer_after"] = self.answer_after
+            row["own_history"] = self.own_history
         return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
@@ -58,6 +86,8 @@ class Prompt:
                 tools=row.get("tools"),
                 chat_template_kwargs=row.get("chat_template_kwargs") or {},
                 meta=row.get("meta") or {},
+                answer_after=row.get("answer_after") or [],
+                own_history=bool(row.get("own_history")),
             )
         except KeyError as exc:
             raise RecordError(f"prompt line has no field {exc}") from exc
@@ -139,7 +169,8 @@ class Rejected:
     """A prompt or source row set aside: a line of rejected.jsonl.
 
     `reason` is a short stable code (e.g. "no_user_turn", "prompt_too_long", "http_400"), `detail` a
-    sentence. `permanent` says whether a resume asks it again. `where` is file:line for source rows.
+    sentence. `permanent` says whether a resume asks it again. `where` is file:line for source rows. `turn` is
+    the number of the answer, in a conversation that is to get several.
     """
 
     id: str
@@ -150,6 +181,7 @@ class Rejected:
     attempts: int = 0
     status: int | None = None
     where: str = ""
+    turn: int = 0
 
     def to_line(self) -> bytes:
         """One JSON line, newline included."""
@@ -164,7 +196,7 @@ class Rejected:
         Raises:
             RecordError: not JSON or a field is missing.
         """
-        row = _load_object(line)
+        row = {"turn": 0, **_load_object(line)}  # lines of older versions have none
         try:
             return cls(**{name: row[name] for name in _REJECTED_FIELDS})
         except KeyError as exc:

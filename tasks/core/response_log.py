@@ -75,7 +75,7 @@ class ResponseLog:
         scanned = 0
         for end, line in read_lines(self._responses.path, self.progress.byte_offset):
             response = parse_line(Response.from_line, line, self._responses.path, end)
-            position = self._prompts.find(response.id)
+            position = self._prompts.find(response.id, response.turn)
             self.progress.add_response(response, position=position, byte_offset=end)
             if on_response is not None:
                 on_response(response)
@@ -84,7 +84,8 @@ class ResponseLog:
                 on_scan(scanned)
         for end, line in read_lines(self._rejected.path, self.progress.rejected_offset):
             rejected = parse_line(Rejected.from_line, line, self._rejected.path, end)
-            self.progress.add_rejected(rejected, position=self._prompts.find(rejected.id), byte_offset=end)
+            position = self._prompts.find(rejected.id, rejected.turn)
+            self.progress.add_rejected(rejected, position=position, byte_offset=end)
         cut = self._responses.cut_bytes + self._rejected.cut_bytes
         return ResumePoint(from_checkpoint, scanned, cut, note)
 

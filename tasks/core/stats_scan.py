@@ -128,7 +128,6 @@ class _Scan:
         self.started: float | None = None
         self.first_finished: float | None = None
         self.last_finished: float | None = None
-        self._seen: set[int] = set()
 
     def add_line(self, line: bytes) -> None:
         try:
@@ -138,14 +137,11 @@ class _Scan:
             self.unreadable += 1
             return
         # 64 bits of a hash: a million rows collide with a chance of 3e-8.
-        key = hash(response.id)
-        self.answered.add(key)
-        if response.turn:
-            key = hash((response.id, response.turn))
-        if key in self._seen:
+        key = hash((response.id, response.turn))
+        if key in self.answered:
             self.duplicates += 1
             return
-        self._seen.add(key)
+        self.answered.add(key)
         self._add(response, exact=_is_exact(row, response))
 
     def _add(self, response: Response, *, exact: bool) -> None:
@@ -182,7 +178,8 @@ class _Rejections:
             self.unreadable += 1
             return
         # A source row that became no prompt may have no id; its place in the source tells it apart.
-        key = hash(rejected.id) if rejected.stage == "generate" else hash((rejected.id, rejected.where))
+        is_prompt = rejected.stage == "generate"
+        key = hash((rejected.id, rejected.turn if is_prompt else rejected.where))
         self._last[key] = (rejected.stage, rejected.reason, rejected.permanent)
 
     def open_ones(self, answered: set[int]) -> tuple[Counter[str], int]:

@@ -7,13 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.adapters import ADAPTERS, RowRejected, content_id, get_adapter
-from tasks.core.adapters.common import build_prompt, clean_turns, drop_thoughts
+from tasks.core.adapters import ADAPTERS, Conversation, RowRejected, content_id, get_adapter, make_prompt
+from tasks.core.adapters.common import drop_thoughts
 from tasks.core.adapters.roles import to_role
 from tasks.core.records import Prompt
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 INITIALS = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
+
+
+def clean_turns(turns: list) -> list[dict]:
+    """The messages of the prompt that these turns make."""
+    return make_prompt(Conversation(turns)).messages
 
 
 def turn(spec: str) -> dict:
@@ -182,7 +187,7 @@ def test_text_parts_are_joined():
 def test_values_without_a_json_form_are_rejected(value):
     """What could not be written to prompts.jsonl is refused here, with the row still known."""
     with pytest.raises(RowRejected) as caught:
-        build_prompt([{"role": "user", "content": "hi"}], meta={"x": value})
+        make_prompt(Conversation([{"role": "user", "content": "hi"}], meta={"x": value}))
     assert caught.value.reason == "bad_field"
 
 

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.adapters import RowRejected, content_id, get_adapter
+from tasks.core.adapters import RowRejected, content_id, get_adapter, make_prompt
 from tasks.core.adapters.glaive import parse_call, split_chat, split_system
-
-adapt = get_adapter("glaive")
 
 INTRODUCTION = (
     "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
@@ -19,6 +17,10 @@ TIDE = {"name": "tide", "description": "Next tide {sea}", "parameters": {"type":
 MOON = {"name": "moon", "description": "Phase", "parameters": {}}
 CALL = """<functioncall> {"name": "tide", "arguments": '{"at": "Larkhaven"}'} <|endoftext|>"""
 PLAIN = "SYSTEM: You are a helpful assistant, with no access to external functions.\n"
+
+
+def adapt(row):
+    return make_prompt(get_adapter("glaive")(row))
 
 
 def make_chat(*turns: str) -> str:

@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.adapters import RowRejected, content_id, get_adapter
-
-adapt = get_adapter("messages")
-adapt_ultrachat = get_adapter("ultrachat")
+from tasks.core.adapters import RowRejected, content_id, get_adapter, make_prompt
 
 CHAT = [
     {"role": "user", "content": "Name a sailing dog."},
@@ -19,6 +16,14 @@ CHAT = [
     {"role": "assistant", "content": "Bosun."},
 ]
 TOOL = {"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}
+
+
+def adapt(row: dict):
+    return make_prompt(get_adapter("messages")(row))
+
+
+def adapt_ultrachat(row: dict):
+    return make_prompt(get_adapter("ultrachat")(row))
 
 
 def reason_of(row: dict) -> str:

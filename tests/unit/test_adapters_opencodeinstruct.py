@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.adapters import RowRejected, get_adapter
-
-adapt = get_adapter("opencodeinstruct")
+from tasks.core.adapters import RowRejected, get_adapter, make_prompt
 
 ROW = {
     "id": "0f3c",
@@ -21,6 +19,10 @@ ROW = {
     "tests_execution_status": '["pass"]',
     "average_test_score": "0.9",
 }
+
+
+def adapt(row):
+    return make_prompt(get_adapter("opencodeinstruct")(row))
 
 
 def test_the_input_is_the_prompt():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.adapters import RowRejected, content_id, get_adapter
+from tasks.core.adapters import RowRejected, content_id, get_adapter, make_prompt
 from tasks.core.records import Prompt
 from tasks.core.sources import SourceRow, iter_rows, resolve_source
 
@@ -25,7 +25,7 @@ def adapt_all(name: str) -> tuple[list[tuple[str, Prompt]], dict[str, str]]:
     prompts, reasons = [], {}
     for item in read_rows(name):
         try:
-            prompts.append((item.where, get_adapter(name)(item.row)))
+            prompts.append((item.where, make_prompt(get_adapter(name)(item.row))))
         except RowRejected as exc:
             reasons[item.where] = exc.reason
     return prompts, reasons

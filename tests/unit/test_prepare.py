@@ -70,7 +70,7 @@ def read_rejected(folder):
 
 def read_files(folder):
     """What preparation left; the index starts with a time."""
-    return {name: (folder / "B2" / name).read_bytes()[16 * name.endswith("index") :] for name in FILES}
+    return {name: (folder / "B2" / name).read_bytes()[24 * name.endswith("index") :] for name in FILES}
 
 
 def set_aside(folder, prompt_id):
@@ -93,7 +93,7 @@ def test_every_row_becomes_one_prompt_a_duplicate_or_a_rejected_row(rows):
             return
         prompts, rejected = read_prompts(folder), read_rejected(folder)
         assert report.rows_read == len(rows) + 1
-        assert report.rows_read == report.prompts + report.duplicates + sum(report.rejected.values())
+        assert report.rows_read == report.conversations + report.duplicates + sum(report.rejected.values())
         assert report.prompts == len(prompts) == len({prompt.id for prompt in prompts})
         assert report.rejected == Counter(row.reason for row in rejected)
         good = [json.loads(row)["messages"][0]["content"] for row in rows if row not in BAD_ROWS]
@@ -252,7 +252,9 @@ def test_a_damaged_rejected_line_is_named_and_nothing_is_changed(tmp_path):
 
 
 @pytest.mark.parametrize("next_seed", [7, 8])
-@pytest.mark.parametrize("where", ["content_id", "write_index", "_dispatch_order", "write_json_atomically"])
+@pytest.mark.parametrize(
+    "where", ["content_id", "IndexBuilder.write", "_dispatch_order", "write_json_atomically"]
+)
 def test_a_crash_leaves_prompts_that_can_be_used_and_is_repaired(tmp_path, monkeypatch, where, next_seed):
     """Reading, ordering, indexing or reporting fails: the prompts are the old ones or the new ones, whole."""
     rows = [make_row(str(n)) for n in range(20)]
@@ -264,12 +266,12 @@ def test_a_crash_leaves_prompts_that_can_be_used_and_is_repaired(tmp_path, monke
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, where, crash)
+        patch.setattr(f"{prepare.__name__}.{where}", crash)
         with pytest.raises(ZeroDivisionError):
             run(tmp_path, source, seed=8)  # the same prompts in another order: the same size
     left = read_prompts(tmp_path)
     new = run(tmp_path / "fresh", source, seed=8) and read_prompts(tmp_path / "fresh")
-    assert left == (new if where in ("write_index", "write_json_atomically") else old)
+    assert left == (new if where in ("IndexBuilder.write", "write_json_atomically") else old)
     assert not [path for path in (tmp_path / "B2").iterdir() if path.name.startswith(".")]
     run(tmp_path, source, seed=next_seed)
     assert read_prompts(tmp_path) == (new if next_seed == 8 else old)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.prompt_file import PromptFile, hash_id, index_path, write_index
+from tasks.core.prompt_file import IndexBuilder, PromptFile, hash_id, index_path
 from tasks.core.records import Prompt, RecordError
 
 IDS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), unique=True, max_size=20)
@@ -24,8 +24,10 @@ def write_prompts(path, prompts):
     """Prompts with their index, as preparation writes them."""
     lines = [prompt.to_line() for prompt in prompts]
     path.write_bytes(b"".join(lines))
-    offsets = [sum(map(len, lines[:at])) for at in range(len(lines))]
-    write_index(path, offsets, [hash_id(prompt.id) for prompt in prompts])
+    index = IndexBuilder()
+    for prompt, line in zip(prompts, lines, strict=True):
+        index.add(line, id_hash=hash_id(prompt.id))
+    index.write(path)
 
 
 def read_all(path):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.append_file import AppendError
-from tasks.core.prompt_file import PromptFile, hash_id, write_index
+from tasks.core.prompt_file import IndexBuilder, PromptFile, hash_id
 from tasks.core.records import Prompt, RecordError, Rejected, Response
 from tasks.core.response_log import REJECTED, RESPONSES, ResponseLog, read_lines
 
@@ -69,8 +69,10 @@ def make_rejected(prompt_id, *, permanent=True, reason="http_400"):
 def write_prompts(path, ids):
     lines = [Prompt(id=name, messages=[{"role": "user", "content": name}]).to_line() for name in ids]
     path.write_bytes(b"".join(lines))
-    offsets = [sum(map(len, lines[:at])) for at in range(len(lines))]
-    write_index(path, offsets, [hash_id(name) for name in ids])
+    index = IndexBuilder()
+    for name, line in zip(ids, lines, strict=True):
+        index.add(line, id_hash=hash_id(name))
+    index.write(path)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,9 @@ from tasks.core.stats import DatasetPlan
 
 NOW_S = 1_800_000_000.0
 PROMPTS = 100
-REPORT = PrepareReport(key="key", rows_read=PROMPTS, prompts=PROMPTS, duplicates=0, rejected={})
+REPORT = PrepareReport(
+    key="key", rows_read=PROMPTS, conversations=PROMPTS, prompts=PROMPTS, duplicates=0, rejected={}
+)
 
 
 def checkpoint(*, rows=10, tokens=1000, saved_s=0.0, set_aside=0, key="key"):

@@ -81,9 +81,9 @@ def test_a_damaged_line_in_the_middle_is_counted(tmp_path):
 
 
 def test_a_second_row_of_a_turn_counts_once(tmp_path):
-    """Duplicates add no tokens; another turn is no duplicate and no further prompt."""
+    """Duplicates add no tokens; another turn is an answer of its own."""
     stats = scan(tmp_path, [response("a", n=10), response("a", n=99), response("a", n=5, turn=1)])
-    assert (stats.rows, stats.duplicates, stats.completion_tokens, stats.answered) == (2, 1, 15, 1)
+    assert (stats.rows, stats.duplicates, stats.completion_tokens, stats.answered) == (2, 1, 15, 2)
 
 
 def test_rows_without_matching_ids_are_counted(tmp_path):

@@ -1,24 +1,34 @@
-"""Adapters: one source row in, one prompt out.
+"""Adapters: one source row in, one conversation out, and the shapes that a prompt is made of it in.
 
-Knows the schemas of public datasets by name; does not know files. Invariant: an adapter returns a
-prompt that ends with a user or tool turn, or raises RowRejected; it never changes the row. The
-prompt's id is the row's own, or "" where the schema has none: the caller then takes `content_id`.
+Knows the schemas of public datasets by name; does not know files. Invariant: an adapter returns what the row
+says, or raises RowRejected; it never changes the row. The id is the row's own, or "" where the schema has
+none: the caller then takes `content_id`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.core.adapters.common import content_id
+from tasks.core.adapters.conversation import Conversation
 from tasks.core.adapters.errors import RowRejected
 from tasks.core.adapters.glaive import adapt_glaive
 from tasks.core.adapters.messages import adapt_messages
 from tasks.core.adapters.opencodeinstruct import adapt_opencodeinstruct
+from tasks.core.adapters.shaping import Shape, Turns, content_id, make_prompt
 from tasks.core.adapters.ultrachat import adapt_ultrachat
-from tasks.core.records import Prompt
 
-__all__ = ["ADAPTERS", "Adapter", "RowRejected", "content_id", "get_adapter"]
+__all__ = [
+    "ADAPTERS",
+    "Adapter",
+    "Conversation",
+    "RowRejected",
+    "Shape",
+    "Turns",
+    "content_id",
+    "get_adapter",
+    "make_prompt",
+]
 
-Adapter = Callable[[Mapping[str, Any]], Prompt]
+Adapter = Callable[[Mapping[str, Any]], Conversation]
 
 ADAPTERS: dict[str, Adapter] = {
     "glaive": adapt_glaive,

@@ -1,37 +1,31 @@
-"""From a dataset's turns to the turns of a prompt: the cleaning that all adapters share.
+"""The cleaning that all adapters' turns go through.
 
-Knows OpenAI-style turns; does not know any dataset. The rules, in order:
+Knows OpenAI-style turns; does not know any dataset, nor what is asked of them (shaping.py does). The
+rules, in order:
 
 1. Roles go through the role table; content becomes one string (text parts are joined by a newline,
    null counts as empty); images and sound reject the row.
-2. Thoughts leave the assistant's turns: a prompt's history holds answers only.
+2. Thoughts leave the assistant's turns, unless they are to be learnt: a prompt's history holds answers only.
 3. Empty turns are dropped, except tool results (a command may print nothing) and assistant turns
    that call tools.
 4. Whatever comes before the first user turn is dropped, except system turns.
-5. Trailing assistant and system turns are dropped: the target model is to write that answer.
-6. Consecutive turns of one role become one, joined by a blank line, except tool results and
+5. Consecutive turns of one role become one, joined by a blank line, except tool results and
    assistant turns that call tools, which stay as they are.
 
-Invariant: a prompt has a user turn, ends with a user or tool turn, every content is a string, and
-the source row is left as it was.
+Invariant: the turns have a user turn, every content is a string, and the source row is left as it was.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from tasks.core.adapters.errors import RowRejected
 from tasks.core.adapters.roles import to_role
 from tasks.core.adapters.tools import to_tool_calls
-from tasks.core.records import Prompt
 
-_ID_CHARS = 16
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 _THOUGHT_PARTS = frozenset({"thinking", "reasoning"})
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning")
 
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _CUT_THOUGHT = re.compile(r"\A\s*<think>.*\Z", re.DOTALL)  # the answer ended inside its thought
@@ -40,50 +34,21 @@ _UNOPENED_THOUGHT = re.compile(r"\A.*</think>\s*", re.DOTALL)  # the template wr
 Turn = dict[str, Any]
 
 
-def build_prompt(
-    turns: Sequence[Any],
-    *,
-    row_id: str = "",
-    tools: list[dict[str, Any]] | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Prompt:
-    """Clean OpenAI-style turns by the rules above and make the prompt.
-
-    Raises:
-        RowRejected: a turn is unusable, no user turn is left, or a value has no JSON form.
-    """
-    prompt = Prompt(
-        id=row_id,
-        messages=clean_turns(turns),
-        tools=tools,
-        chat_template_kwargs=dict(chat_template_kwargs or {}),
-        meta=dict(meta or {}),
-    )
-    try:
-        prompt.to_line()  # lone surrogates, integers past 64 bits, bytes of a parquet column
-    except orjson.JSONEncodeError as exc:
-        raise RowRejected("bad_field", f"the row has a value without a JSON form: {exc}") from exc
-    return prompt
-
-
-def clean_turns(turns: Sequence[Any]) -> list[Turn]:
+def clean_turns(turns: Sequence[Any], *, keep_thoughts: bool = False) -> list[Turn]:
     """The turns a template is given, by the rules at the top of this module.
 
     Raises:
         RowRejected: "no_user_turn", "unknown_role", "not_text", "bad_field" or "bad_tool_call".
     """
-    cleaned = [turn for turn in map(clean_turn, turns) if not _is_empty(turn)]
+    cleaned = [clean_turn(turn, keep_thoughts=keep_thoughts) for turn in turns]
+    cleaned = [turn for turn in cleaned if not _is_empty(turn)]
     first_user = next((i for i, turn in enumerate(cleaned) if turn["role"] == "user"), None)
     if first_user is None:
         raise RowRejected("no_user_turn", f"none of the {len(turns)} turns is a user turn with text")
-    kept = [turn for turn in cleaned[:first_user] if turn["role"] == "system"] + cleaned[first_user:]
-    while kept[-1]["role"] not in ("user", "tool"):
-        kept.pop()
-    return _merge(kept)
+    return _merge([turn for turn in cleaned[:first_user] if turn["role"] == "system"] + cleaned[first_user:])
 
 
-def clean_turn(turn: Any) -> Turn:
+def clean_turn(turn: Any, *, keep_thoughts: bool = False) -> Turn:
     """One turn with the template's role, content as one string, and the keys a template reads.
 
     Raises:
@@ -94,9 +59,7 @@ def clean_turn(turn: Any) -> Turn:
     role = to_role(turn.get("role"))
     content = to_text(turn.get("content"))
     if role == "assistant":
-        calls = to_tool_calls(turn)
-        cleaned: Turn = {"role": role, "content": drop_thoughts(content)}
-        return {**cleaned, "tool_calls": calls} if calls else cleaned
+        return _clean_answer(turn, content, keep_thoughts=keep_thoughts)
     if role == "tool":
         labels = {key: turn[key] for key in ("tool_call_id", "name") if isinstance(turn.get(key), str)}
         return {"role": role, "content": content, **labels}
@@ -126,15 +89,13 @@ def drop_thoughts(text: str) -> str:
     return _UNOPENED_THOUGHT.sub("", text)
 
 
-def content_id(prompt: Prompt) -> str:
-    """16 hex digits of the sha256 of what the template sees: messages, tools and template kwargs."""
-    seen = {
-        "messages": prompt.messages,
-        "tools": prompt.tools or None,
-        "chat_template_kwargs": prompt.chat_template_kwargs,
-    }
-    text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_ID_CHARS]
+def _clean_answer(turn: Mapping[str, Any], content: str, *, keep_thoughts: bool) -> Turn:
+    cleaned: Turn = {"role": "assistant", "content": content if keep_thoughts else drop_thoughts(content)}
+    thought = next((turn[key] for key in _THOUGHT_FIELDS if isinstance(turn.get(key), str)), "")
+    if thought.strip() and keep_thoughts:
+        cleaned["reasoning_content"] = thought
+    calls = to_tool_calls(turn)
+    return {**cleaned, "tool_calls": calls} if calls else cleaned
 
 
 def _part_text(part: Any) -> str | None:
@@ -150,7 +111,7 @@ def _part_text(part: Any) -> str | None:
 
 
 def _is_empty(turn: Turn) -> bool:
-    return turn["role"] != "tool" and "tool_calls" not in turn and not turn["content"].strip()
+    return _may_merge(turn) and "reasoning_content" not in turn and not turn["content"].strip()
 
 
 def _merge(turns: Sequence[Turn]) -> list[Turn]:

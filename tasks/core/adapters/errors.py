@@ -10,6 +10,8 @@ RowRejected
     unknown_role    a turn's role is not in the role table
     not_text        a turn carries an image, sound or another non-text part
     no_user_turn    nothing is left to answer
+    no_assistant_turn  nothing is left to learn, in a trajectory
+    tool_turns      a conversation with tools, where every turn was to be answered on the target's own history
 """
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from tasks.core.adapters.common import Turn, build_prompt
+from tasks.core.adapters.common import Turn
+from tasks.core.adapters.conversation import Conversation
 from tasks.core.adapters.errors import RowRejected
 from tasks.core.adapters.fields import require_text
 from tasks.core.adapters.tools import make_tool_call, to_tool
-from tasks.core.records import Prompt
 
 _END = "<|endoftext|>"
 _CALL = "<functioncall>"
@@ -30,8 +30,8 @@ _SCHEMA_GAP = re.compile(r"[\s,]*")
 _TOOL_INTRODUCTION = re.compile(r"following functions", re.IGNORECASE)
 
 
-def adapt_glaive(row: Mapping[str, Any]) -> Prompt:
-    """Make the prompt of one Glaive row: all up to its last user turn or function response.
+def adapt_glaive(row: Mapping[str, Any]) -> Conversation:
+    """Read one Glaive row.
 
     A system text that only introduces the functions is left out, because the template introduces
     them itself; any other system text is kept.
@@ -41,7 +41,7 @@ def adapt_glaive(row: Mapping[str, Any]) -> Prompt:
     """
     text, tools = split_system(require_text(row, "system"))
     opening: list[Turn] = [{"role": "system", "content": text}] if text else []
-    return build_prompt([*opening, *split_chat(require_text(row, "chat"))], tools=tools or None)
+    return Conversation([*opening, *split_chat(require_text(row, "chat"))], tools=tools or None)
 
 
 def split_system(system: str) -> tuple[str, list[dict[str, Any]]]:

@@ -1,22 +1,21 @@
 """OpenAI-style rows: `messages`, with optional `tools`, `system`, `id`, `meta`.
 
-Knows that `messages` and `tools` may be JSON text (SWE-smith's are); answers the last turn of a user
-or tool, with the history as given. Invariant: a row without `messages` is rejected, never guessed at.
+Knows that `messages` and `tools` may be JSON text (SWE-smith's are). Invariant: a row without `messages` is
+rejected, never guessed at.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.core.adapters.common import build_prompt
+from tasks.core.adapters.conversation import Conversation
 from tasks.core.adapters.fields import optional_text, require, row_id, scalars, to_list, to_mapping
 from tasks.core.adapters.tools import to_tools
-from tasks.core.records import Prompt
 
 ID_FIELDS = ("id", "prompt_id", "conversation_id", "uuid")
 
 
-def adapt_messages(row: Mapping[str, Any]) -> Prompt:
-    """Make the prompt of one OpenAI-style row; a `system` field goes before the messages.
+def adapt_messages(row: Mapping[str, Any]) -> Conversation:
+    """Read one OpenAI-style row; a `system` field goes before the messages.
 
     Raises:
         RowRejected: the row has no usable messages, tools or template arguments.
@@ -27,11 +26,11 @@ def adapt_messages(row: Mapping[str, Any]) -> Prompt:
         turns = [{"role": "system", "content": system}, *turns]
     kwargs = row.get("chat_template_kwargs")
     meta = row.get("meta")
-    return build_prompt(
+    return Conversation(
         turns,
-        row_id=row_id(row, *ID_FIELDS),
+        id=row_id(row, *ID_FIELDS),
         tools=to_tools(row.get("tools")),
-        chat_template_kwargs=to_mapping(kwargs, "chat_template_kwargs") if kwargs else None,
+        chat_template_kwargs=to_mapping(kwargs, "chat_template_kwargs") if kwargs else {},
         meta={**scalars(row, "source"), **(scalars(to_mapping(meta, "meta")) if meta else {})},
     )
 

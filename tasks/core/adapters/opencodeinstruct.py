@@ -7,24 +7,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.core.adapters.common import build_prompt
+from tasks.core.adapters.conversation import Conversation
 from tasks.core.adapters.fields import require_text, row_id, scalars
-from tasks.core.records import Prompt
 
 _META_FIELDS = ("domain", "generation_algorithm", "average_test_score")
 
 
-def adapt_opencodeinstruct(row: Mapping[str, Any]) -> Prompt:
-    """Make the single-turn prompt of one OpenCodeInstruct row.
+def adapt_opencodeinstruct(row: Mapping[str, Any]) -> Conversation:
+    """Read one OpenCodeInstruct row: a single question.
 
     Raises:
-        RowRejected: `input` is missing or blank.
+        RowRejected: `input` is missing.
     """
     meta = scalars(row, *_META_FIELDS)
     if "average_test_score" in meta:
         meta["average_test_score"] = _to_number(meta["average_test_score"])
     turn = {"role": "user", "content": require_text(row, "input")}
-    return build_prompt([turn], row_id=row_id(row, "id"), meta=meta)
+    return Conversation([turn], id=row_id(row, "id"), meta=meta)
 
 
 def _to_number(score: Any) -> Any:

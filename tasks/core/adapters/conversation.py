@@ -1,0 +1,20 @@
+"""What an adapter makes of a row: a conversation in OpenAI's shape, before any rule was applied to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One source row's turns, as the row has them.
+
+    `turns` are {"role", "content", …} with any role name of the role table. `id` is the row's own, "" where
+    the schema has none. `tools` are OpenAI tool schemas. `meta` is carried to the export and decides nothing.
+    """
+
+    turns: Sequence[Any]
+    id: str = ""
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)

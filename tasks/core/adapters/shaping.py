@@ -1,0 +1,112 @@
+"""From a conversation to what is asked of the target: its last answer, every one of them, or none.
+
+Knows the modes of `turns` and trajectories; does not know datasets, templates or files. The modes:
+
+- last: the turns up to the last user turn or tool result; the target writes one answer.
+- each: the target writes every assistant turn in order, each on the answers that it gave before
+  (on-policy). Only for conversations without tools: a tool's result follows from the call that was made.
+- independent: the target writes every assistant turn, each on the turns that the row has before it. For
+  tools and agents, where what comes later depends on the original actions.
+- trajectory: nothing is asked; the row's assistant turns, with their thoughts, are what is learnt.
+
+Invariant: what is asked comes after a user or tool turn, or the row is rejected.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import orjson
+
+from tasks.core.adapters.common import Turn, clean_turns
+from tasks.core.adapters.conversation import Conversation
+from tasks.core.adapters.errors import RowRejected
+from tasks.core.records import Prompt
+
+Turns = Literal["last", "each", "independent"]
+Shape = Literal["last", "each", "independent", "trajectory"]
+
+_ID_CHARS = 16
+_ASKERS = ("user", "tool")
+
+
+def make_prompt(conversation: Conversation, shape: Shape = "last") -> Prompt:
+    """Clean a conversation and say where the target's answers go.
+
+    Raises:
+        RowRejected: a turn is unusable, nothing is left to answer or to learn, "tool_turns" where `each`
+            cannot go on from the target's own answer, or a value has no JSON form.
+    """
+    if shape == "trajectory":
+        prompt = _make(conversation, _finished_turns(conversation))
+    else:
+        prompt = _ask(conversation, shape)
+    try:
+        prompt.to_line()  # lone surrogates, integers past 64 bits, bytes of a parquet column
+    except orjson.JSONEncodeError as exc:
+        raise RowRejected("bad_field", f"the row has a value without a JSON form: {exc}") from exc
+    return prompt
+
+
+def content_id(prompt: Prompt) -> str:
+    """16 hex digits of the sha256 of what the template sees, and of which answers are asked for."""
+    seen: dict[str, Any] = {
+        "messages": prompt.messages,
+        "tools": prompt.tools or None,
+        "chat_template_kwargs": prompt.chat_template_kwargs,
+    }
+    if prompt.answer_after:
+        seen |= {"answer_after": prompt.answer_after, "own_history": prompt.own_history}
+    text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_CHARS]
+
+
+def _ask(conversation: Conversation, turns: Turns) -> Prompt:
+    messages = clean_turns(conversation.turns)
+    while messages[-1]["role"] not in _ASKERS:
+        messages.pop()
+    prompt = _make(conversation, messages)
+    if turns == "last":
+        return prompt
+    if turns == "each" and (prompt.tools or any(_has_tool(message) for message in messages)):
+        raise RowRejected(
+            "tool_turns", "turns 'each' cannot go on from another answer where tools are used; "
+            "turns 'independent' keeps the row's own history",
+        )  # fmt: skip
+    places = _answer_places(messages)
+    return replace(prompt, answer_after=places, own_history=turns == "each") if len(places) > 1 else prompt
+
+
+def _make(conversation: Conversation, messages: list[Turn]) -> Prompt:
+    return Prompt(
+        id=conversation.id,
+        messages=messages,
+        tools=conversation.tools,
+        chat_template_kwargs=dict(conversation.chat_template_kwargs),
+        meta=dict(conversation.meta),
+    )
+
+
+def _answer_places(messages: Sequence[Turn]) -> list[int]:
+    """How many messages come before each answer: where an assistant turn, or the end, follows a question."""
+    roles = [message["role"] for message in messages]
+    return [
+        at
+        for at in range(1, len(roles) + 1)
+        if roles[at - 1] in _ASKERS and (at == len(roles) or roles[at] == "assistant")
+    ]
+
+
+def _finished_turns(conversation: Conversation) -> list[Turn]:
+    messages = clean_turns(conversation.turns, keep_thoughts=True)
+    while messages[-1]["role"] != "assistant":
+        messages.pop()
+        if not messages:
+            raise RowRejected("no_assistant_turn", "the conversation has no answer to learn")
+    return messages
+
+
+def _has_tool(message: Turn) -> bool:
+    return message["role"] == "tool" or "tool_calls" in message
