@@ -20,8 +20,9 @@ from serving.errors import PromptRefused, RequestFailed, ServerLost, ServerMisco
 from serving.pool import ServerPool
 from serving.protocol import Generation, GenerationRequest
 from tasks.core.budget import TokenBudget
+from tasks.core.chains import find_followers, set_followers_aside, to_history
 from tasks.core.prompt_file import hash_id
-from tasks.core.records import Rejected, Response
+from tasks.core.records import Prompt, Rejected, Response
 from tasks.core.response_log import ResponseLog
 from tasks.core.window import Window
 from tasks.feed import Feeder, Unrenderable
@@ -225,6 +226,7 @@ class Dispatcher:
             self._budget.completed(number, completion_tokens=answer.completion_tokens, now_s=self._clock())
             counted = True
             self._count_good(answer)
+            self._go_on(answer, item)
         except RequestFailed as exc:
             self._handle_failure(exc, item)
         except PromptRefused as exc:
@@ -234,6 +236,18 @@ class Dispatcher:
             self._stop = self._stop or exc
         finally:
             self._settle(number, item, counted=counted)
+
+    def _go_on(self, answer: Generation, item: Attempt) -> None:
+        """Offer the next turn of a conversation, on this answer; end it where the answer is no turn."""
+        rendered = item.rendered
+        if not find_followers(self._log, rendered.position):
+            return
+        text = to_history(answer.text, answer.finish_reason)
+        if text is None:
+            why = "was cut" if answer.finish_reason == "length" else "has no text besides its thoughts"
+            self.counts.given_up += set_followers_aside(self._log, rendered.position, why)
+        else:
+            self._feeder.continue_with(rendered.position + 1, (*rendered.history, text))
 
     def _settle(self, number: int, item: Attempt, *, counted: bool = False) -> None:
         """Free the slot of a request that has ended, once."""
@@ -248,10 +262,14 @@ class Dispatcher:
     def _request(self, number: int, item: Attempt) -> GenerationRequest:
         params = {**self._rules.sampling_params, "max_new_tokens": item.rendered.max_new_tokens}
         if self._rules.seed is not None:
-            params["sampling_seed"] = hash_id(f"{self._rules.seed}:{item.rendered.prompt.id}") & 0x7FFFFFFF
+            params["sampling_seed"] = self._seed_of(item.rendered.prompt)
         return GenerationRequest(
             rid=f"{self._rid_prefix}-{number}", input_ids=item.rendered.input_ids, sampling_params=params
         )
+
+    def _seed_of(self, prompt: Prompt) -> int:
+        turn = f":{prompt.turn}" if prompt.turn else ""
+        return hash_id(f"{self._rules.seed}:{prompt.id}{turn}") & 0x7FFFFFFF
 
     def _to_response(self, answer: Generation, item: Attempt, *, server: str, latency_s: float) -> Response:
         rendered = item.rendered
@@ -260,7 +278,7 @@ class Dispatcher:
             extra["meta"] = rendered.prompt.meta
         return Response(
             id=rendered.prompt.id,
-            turn=0,
+            turn=rendered.prompt.turn,
             input_ids=rendered.input_ids,
             output_ids=answer.output_ids,
             text=answer.text,
@@ -326,6 +344,7 @@ class Dispatcher:
             stage="generate",
             attempts=item.attempt,
             status=status,
+            turn=item.rendered.prompt.turn,
         )
         self._write_rejected(rejected, item.rendered.position)
 
@@ -336,6 +355,7 @@ class Dispatcher:
             detail=item.error.detail,
             permanent=True,
             stage="generate",
+            turn=item.prompt.turn,
         )
         self._write_rejected(rejected, item.position)
 
@@ -344,6 +364,8 @@ class Dispatcher:
         logger.log(level, "prompt %r set aside in rejected.jsonl: %s", rejected.id, rejected.detail)
         self._log.reject(rejected, position=position)
         self.counts.given_up += 1
+        if rejected.permanent:
+            self.counts.given_up += set_followers_aside(self._log, position, "was set aside")
 
     def _count_good(self, answer: Generation) -> None:
         self.counts.answers += 1

@@ -7,10 +7,11 @@ is offered once; however many wait, what is held of them is bounded.
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from tasks.core.chains import History
 from tasks.core.progress import Progress
 from tasks.core.prompt_file import PromptFile
 from tasks.core.records import Prompt
@@ -25,13 +26,17 @@ BATCH = 64  # prompts rendered in one go
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt ready to be sent; `input_ids` (prompt_tokens,) as the model will see them."""
+    """A prompt ready to be sent; `input_ids` (prompt_tokens,) as the model will see them.
+
+    `history` are the target's own answers to the turns before, where the prompt shows those.
+    """
 
     position: int
     prompt: Prompt
     input_ids: list[int]
     lane: str
     max_new_tokens: int
+    history: History = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,15 @@ class _Parked:
 
     position: int
     ids: "array[int]"
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """A turn that may be asked, on the answers before it."""
+
+    position: int
+    history: History = ()
 
 
 class Feeder:
@@ -58,6 +72,7 @@ class Feeder:
         lanes: "short" and "long"; prompts of long_prompt_tokens or more take the long one.
         on_change: called when prompts became ready or ran out.
         on_unrenderable: told of each prompt that cannot be sent.
+        histories: of the conversations that stopped between two turns, by the position of the next turn.
     """
 
     def __init__(
@@ -72,6 +87,7 @@ class Feeder:
         executor: Executor,
         on_change: Callable[[], None],
         on_unrenderable: Callable[[Unrenderable], None],
+        histories: Mapping[int, History] | None = None,
     ) -> None:
         self._prompts = prompts
         self._progress = progress
@@ -83,12 +99,18 @@ class Feeder:
         self._on_change = on_change
         self._on_unrenderable = on_unrenderable
         self._next = 0
+        self._continued = deque(_Next(*one) for one in sorted((histories or {}).items()))
         self._ready: dict[str, deque[Rendered]] = {name: deque() for name in lanes}
         self._parked: dict[str, deque[_Parked]] = {name: deque() for name in lanes}
         self._parked_tokens = 0
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._rendering = 0
+
+    def continue_with(self, position: int, history: History) -> None:
+        """Offer a turn whose turns before it are answered: before new conversations, so that few are open."""
+        self._continued.append(_Next(position, history))
+        self._wanted.set()
 
     def peek(self, lane: str) -> bool:
         """Whether a prompt of this lane is ready."""
@@ -105,6 +127,7 @@ class Feeder:
         """No prompt is ready and none will be."""
         return (
             self._next >= len(self._prompts)
+            and not self._continued
             and not self._rendering
             and not any(self._ready.values())
             and not any(self._parked.values())
@@ -116,7 +139,7 @@ class Feeder:
         return is_resting and not self._ready[lane]
 
     async def run(self) -> None:
-        """Render until every prompt was offered; cancel it to stop early."""
+        """Render whatever may be asked; cancel it when nothing more is wanted."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wanted.wait()
@@ -130,11 +153,11 @@ class Feeder:
                 self._on_change()
             if not all(self._ready.values()):
                 self._on_change()
-            if self.is_empty:
-                return
 
-    def _choose(self) -> list[int] | list[_Parked]:
-        """What to make ready now: parked prompts of a hungry lane first, then new positions."""
+    def _choose(self) -> Sequence[_Next | _Parked]:
+        """What to make ready now: turns that go on, parked prompts of a hungry lane, then new positions."""
+        if self._continued:
+            return [self._continued.popleft() for _ in range(min(BATCH, len(self._continued)))]
         hungry = [name for name, ready in self._ready.items() if len(ready) < READY_PER_LANE]
         for name in hungry:
             if parked := self._parked[name]:
@@ -143,9 +166,9 @@ class Feeder:
                 return wanted
         if not hungry or self._has_enough_parked():
             return []
-        chosen = self._progress.find_open(self._next, limit=BATCH)
+        chosen = self._progress.find_open(self._next, limit=BATCH, skip=self._prompts.follows)
         self._next = chosen[-1] + 1 if len(chosen) == BATCH else len(self._prompts)
-        return chosen
+        return [_Next(position) for position in chosen]
 
     def _has_enough_parked(self) -> bool:
         parked = sum(map(len, self._parked.values()))
@@ -155,19 +178,21 @@ class Feeder:
         if isinstance(item, Unrenderable):
             self._on_unrenderable(item)
         elif len(self._ready[item.lane]) < READY_PER_LANE + BATCH:
-            self._ready[item.lane].append(item)
+            (self._ready[item.lane].appendleft if item.history else self._ready[item.lane].append)(item)
         else:
-            self._parked[item.lane].append(_Parked(item.position, array("I", item.input_ids)))
+            self._parked[item.lane].append(_Parked(item.position, array("I", item.input_ids), item.history))
             self._parked_tokens += len(item.input_ids)
 
-    def _make(self, chosen: list[int] | list[_Parked]) -> list[Rendered | Unrenderable]:
-        positions = [one.position if isinstance(one, _Parked) else one for one in chosen]
-        prompts = [self._prompts.read(position) for position in positions]
+    def _make(self, chosen: Sequence[_Next | _Parked]) -> list[Rendered | Unrenderable]:
+        prompts = [self._prompts.read(one.position).with_history(one.history) for one in chosen]
         known = [one.ids.tolist() for one in chosen if isinstance(one, _Parked)]
         rendered = known or self._renderer.render_all(prompts)
-        return [self._fit(*one) for one in zip(positions, prompts, rendered, strict=True)]
+        return [self._fit(*one) for one in zip(chosen, prompts, rendered, strict=True)]
 
-    def _fit(self, position: int, prompt: Prompt, ids: list[int] | RenderError) -> Rendered | Unrenderable:
+    def _fit(
+        self, chosen: _Next | _Parked, prompt: Prompt, ids: list[int] | RenderError
+    ) -> Rendered | Unrenderable:
+        position = chosen.position
         if isinstance(ids, RenderError):
             return Unrenderable(position, prompt, ids)
         lane = self._lanes["long" if len(ids) >= self._long_prompt_tokens else "short"]
@@ -177,4 +202,4 @@ class Feeder:
             )
         except RenderError as exc:
             return Unrenderable(position, prompt, exc)
-        return Rendered(position, prompt, ids, lane.name, fitted)
+        return Rendered(position, prompt, ids, lane.name, fitted, chosen.history)

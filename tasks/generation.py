@@ -246,6 +246,7 @@ class _Run:
                 executor=resources.threads,
                 on_change=on_change,
                 on_unrenderable=on_unrenderable,
+                histories=self._opened.histories,
             )
 
         budget = TokenBudget(

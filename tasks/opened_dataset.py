@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from tasks.core.chains import History, resume_chains
 from tasks.core.folder_lock import hold_folder_lock
 from tasks.core.forecast import LengthForecast
 from tasks.core.prepare import open_prompts, read_report
@@ -39,13 +40,17 @@ class CheckpointStore(Protocol):
 
 @dataclass(slots=True)
 class OpenedDataset:
-    """A dataset whose log is counted and held against other writers."""
+    """A dataset whose log is counted and held against other writers.
+
+    `histories` are those of the conversations that stopped between two turns, by the next turn's position.
+    """
 
     name: str
     prompts: PromptFile
     prompts_key: str
     log: ResponseLog
     forecast: LengthForecast
+    histories: dict[int, History]
     checkpoints: CheckpointStore
     rows_before: int
     resumed: str
@@ -93,6 +98,7 @@ async def open_dataset(
                 prompts_key=prompts_key,
                 log=log,
                 forecast=forecast,
+                histories=await asyncio.to_thread(resume_chains, log),
                 checkpoints=checkpoints,
                 rows_before=log.progress.rows,
                 resumed=_describe(point, log),

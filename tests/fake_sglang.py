@@ -47,6 +47,11 @@ def expected_answer(input_ids, max_new_tokens, mean_tokens):
     return ids, {"type": "stop", "matched": STOP_ID}
 
 
+def answer_text(output_ids):
+    """The text that comes with these ids: other ids, another text."""
+    return f"answer {output_ids[0]} {len(output_ids)}"
+
+
 async def wait_until(condition, timeout_s=60.0):
     """Poll until a condition holds."""
     async with asyncio.timeout(timeout_s):
@@ -317,7 +322,7 @@ class FakeServer:
         }
         if self.think_id is not None:
             output = [self.think_id, *output[1:]]
-        reply = {"text": "x" * 10, "output_ids": output, "meta_info": meta}
+        reply = {"text": answer_text(output), "output_ids": output, "meta_info": meta}
         if self.no_ids:
             del reply["output_ids"]
         if request.get("return_prompt_token_ids"):

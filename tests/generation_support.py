@@ -160,6 +160,23 @@ def make_renderer(tokenizer_folder):
     return Renderer(load_tokenizer(str(tokenizer_folder)))
 
 
+def make_conversations(folder, renderer, *, shape, conversations=12, turns=3, system="", mark=""):
+    """Prepare conversations of some turns; every third one has a mark in its second question."""
+    folder.mkdir(parents=True)
+    source = folder / "source.jsonl"
+    with source.open("w") as lines:
+        for number in range(conversations):
+            messages = [{"role": "system", "content": system}] if system else []
+            for turn in range(turns):
+                text = f"question {number} {turn}{mark if number % 3 == 2 and turn == 1 else ''}"
+                messages.append({"role": "user", "content": text})
+                messages.append({"role": "assistant", "content": f"the old answer {number} {turn}"})
+            lines.write(json.dumps({"id": f"c{number}", "messages": messages}) + "\n")
+    options = PrepareOptions(name=folder.name, adapter="messages", seed=0, shape=shape)
+    prepare_prompts(folder, [source], options=options, source_sha256="0")
+    return Dataset(folder, renderer)
+
+
 def make_dataset(
     folder, renderer, *, prompts=40, long_every=None, marked_every=None, mute_every=None, store=None
 ):

@@ -88,14 +88,24 @@ class Progress:
         """Whether the prompt at a position still needs an answer."""
         return not (self.done[position] or (self.set_aside[position] and not self._reopened[position]))
 
-    def find_open(self, start: int, *, limit: int) -> list[int]:
-        """The first `limit` open positions from `start` on, or all there are; as `is_open` says now."""
+    def find_open(self, start: int, *, limit: int, skip: np.ndarray | None = None) -> list[int]:
+        """The first `limit` open positions from `start` on, or all there are; as `is_open` says now.
+
+        `skip` is uint8 (prompts,): 1 where a position is passed over.
+        """
         found: list[int] = []
         while start < len(self.done) and len(found) < limit:
-            open_here = np.flatnonzero(self._closed(slice(start, start + _CHUNK)) == 0)
+            part = slice(start, start + _CHUNK)
+            closed = self._closed(part)
+            open_here = np.flatnonzero((closed if skip is None else closed | skip[part]) == 0)
             found += (open_here[: limit - len(found)] + start).tolist()
             start += _CHUNK
         return found
+
+    def open_flags(self) -> np.ndarray:
+        """uint8 (prompts,): 1 where a position is open."""
+        flags: np.ndarray = 1 - self._closed(slice(None))
+        return flags
 
     def reopen_set_aside(self) -> None:
         """Ask once more, in this process only, what was set aside for good; checkpoints do not tell."""

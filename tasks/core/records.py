@@ -52,6 +52,8 @@ class Prompt:
 
     def with_history(self, answers: Sequence[str]) -> "Prompt":
         """The same with the target's own answers in place of the row's, the first ones first."""
+        if not answers:
+            return self
         messages = list(self.messages)
         for at, answer in zip(self.answer_after, answers, strict=False):
             messages[at] = {"role": "assistant", "content": answer}

@@ -37,7 +37,7 @@ class ResponseLog:
 
     def __init__(self, folder: Path, prompts: PromptFile) -> None:
         self.folder = folder
-        self._prompts = prompts
+        self.prompts = prompts
         self._responses = AppendFile(folder / RESPONSES)
         try:
             self._rejected = AppendFile(folder / REJECTED)
@@ -75,7 +75,7 @@ class ResponseLog:
         scanned = 0
         for end, line in read_lines(self._responses.path, self.progress.byte_offset):
             response = parse_line(Response.from_line, line, self._responses.path, end)
-            position = self._prompts.find(response.id, response.turn)
+            position = self.prompts.find(response.id, response.turn)
             self.progress.add_response(response, position=position, byte_offset=end)
             if on_response is not None:
                 on_response(response)
@@ -84,7 +84,7 @@ class ResponseLog:
                 on_scan(scanned)
         for end, line in read_lines(self._rejected.path, self.progress.rejected_offset):
             rejected = parse_line(Rejected.from_line, line, self._rejected.path, end)
-            position = self._prompts.find(rejected.id, rejected.turn)
+            position = self.prompts.find(rejected.id, rejected.turn)
             self.progress.add_rejected(rejected, position=position, byte_offset=end)
         cut = self._responses.cut_bytes + self._rejected.cut_bytes
         return ResumePoint(from_checkpoint, scanned, cut, note)
@@ -116,7 +116,7 @@ class ResponseLog:
         self._rejected.close()
 
     def _trust(self, checkpoint: Mapping[str, Any], prompts_key: str) -> Progress:
-        progress = Progress.from_checkpoint(checkpoint, prompts_key=prompts_key, prompts=len(self._prompts))
+        progress = Progress.from_checkpoint(checkpoint, prompts_key=prompts_key, prompts=len(self.prompts))
         for log, offset in (
             (self._responses, progress.byte_offset),
             (self._rejected, progress.rejected_offset),

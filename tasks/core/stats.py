@@ -44,8 +44,9 @@ class DatasetStats:
     """One dataset, or the total of several.
 
     A second row of one (id, turn) is counted in `duplicates` and nowhere else, as in the export.
-    `prompts` is None before the prompts are prepared, `budget_tokens` None where nothing is generated.
-    `answered` counts prompts with a row (one for each turn that is asked); `permanently_rejected` those that will not be asked again.
+    `prompts` is None before they are prepared, `budget_tokens` None where nothing is generated.
+    `prompts` counts the answers asked for, `answered` those with a row, `permanently_rejected` those that
+    will not be asked again.
     `unreadable` counts whole lines that are no row; `not_token_exact` rows whose ids are missing or
     do not add up. `retries` is the sum of attempt - 1. `prepare` repeats the prepare report's counts.
     """

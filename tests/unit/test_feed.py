@@ -51,7 +51,7 @@ def offer(prompts, progress, renderer, *, after_first=lambda: None):
                 on_unrenderable=pytest.fail,
             )
             async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-                group.create_task(feeder.run())
+                feeding = group.create_task(feeder.run())
                 offered = []
                 while not feeder.is_empty:
                     changed.clear()
@@ -61,6 +61,7 @@ def offer(prompts, progress, renderer, *, after_first=lambda: None):
                     offered.append(feeder.take("short").position)
                     if len(offered) == 1:
                         after_first()
+                feeding.cancel()
         return offered
 
     return asyncio.run(take_all())
