@@ -19,7 +19,19 @@ from pydantic import (
 )
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-AdapterName = Literal["glaive", "messages", "opencodeinstruct", "ultrachat"]  # spelled out: a form's choices
+AdapterName = Literal[  # spelled out: a form's choices
+    "glaive",
+    "magicoder",
+    "messages",
+    "mixturethoughts",
+    "opencodeinstruct",
+    "openthoughts",
+    "prompt",
+    "sharegpt",
+    "sweagent",
+    "text",
+    "ultrachat",
+]
 # In the form's schema too, which Prefect's server checks before there is a run; the sentences are ours.
 BaseUrl = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^https?://"})]
 _NAMES_OF_OURS = ("export", "run.json", "stats.json", "stats.parquet", "server.log", "prefect.log")
@@ -155,7 +167,8 @@ class DatasetSettings(_Section):
     source: str
     """File, folder or glob of JSONL or parquet files; a relative path starts at the parameter file."""
     adapter: AdapterName
-    """Which row format the source has (messages, glaive, opencodeinstruct, ultrachat)."""
+    """Which row format the source has (glaive, magicoder, messages, mixturethoughts, opencodeinstruct,
+    openthoughts, prompt, sharegpt, sweagent, text, ultrachat)."""
     budget_tokens: int | None = Field(None, ge=1)
     """Completion tokens for this dataset; empty means max_tokens_per_dataset."""
     system_prompt: str | None = None

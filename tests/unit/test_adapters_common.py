@@ -221,6 +221,6 @@ def test_the_content_id_is_stable():
 
 def test_an_unknown_adapter_is_named_with_the_known_ones():
     """The message says what was asked for and what there is."""
-    with pytest.raises(ValueError, match=r"unknown adapter 'glaiv'; known: glaive, messages"):
+    with pytest.raises(ValueError, match=r"unknown adapter 'glaiv'; known: glaive, magicoder, messages"):
         get_adapter("glaiv")
     assert all(get_adapter(name) is adapter for name, adapter in ADAPTERS.items())

@@ -21,10 +21,9 @@ def test_a_wrong_adapter_in_the_catalog_is_named_with_its_dataset(tmp_path):
     catalog.write_text('[mine]\nsource = "a.jsonl"\nadapter = "mesages"\n')
     with pytest.raises(InputError) as refused:
         complete_parameters(RunParameters(datasets=["mine"]), catalog=catalog)
-    assert str(refused.value) == (
-        f"catalog {catalog}: dataset 'mine': adapter: Input should be 'glaive', 'messages', "
-        "'opencodeinstruct' or 'ultrachat' (it is 'mesages')"
-    )
+    message = str(refused.value)
+    assert message.startswith(f"catalog {catalog}: dataset 'mine': adapter: Input should be 'glaive', ")
+    assert message.endswith("'text' or 'ultrachat' (it is 'mesages')")
 
 
 def is_taken(section, value):

@@ -11,9 +11,14 @@ from typing import Any
 from tasks.core.adapters.conversation import Conversation
 from tasks.core.adapters.errors import RowRejected
 from tasks.core.adapters.glaive import adapt_glaive
+from tasks.core.adapters.magicoder import adapt_magicoder
 from tasks.core.adapters.messages import adapt_messages
+from tasks.core.adapters.mixturethoughts import adapt_mixturethoughts
 from tasks.core.adapters.opencodeinstruct import adapt_opencodeinstruct
+from tasks.core.adapters.plain import adapt_prompt, adapt_text
 from tasks.core.adapters.shaping import Shape, Turns, content_id, make_prompt
+from tasks.core.adapters.sharegpt import adapt_openthoughts, adapt_sharegpt
+from tasks.core.adapters.sweagent import adapt_sweagent
 from tasks.core.adapters.ultrachat import adapt_ultrachat
 
 __all__ = [
@@ -32,8 +37,15 @@ Adapter = Callable[[Mapping[str, Any]], Conversation]
 
 ADAPTERS: dict[str, Adapter] = {
     "glaive": adapt_glaive,
+    "magicoder": adapt_magicoder,
     "messages": adapt_messages,
+    "mixturethoughts": adapt_mixturethoughts,
     "opencodeinstruct": adapt_opencodeinstruct,
+    "openthoughts": adapt_openthoughts,
+    "prompt": adapt_prompt,
+    "sharegpt": adapt_sharegpt,
+    "sweagent": adapt_sweagent,
+    "text": adapt_text,
     "ultrachat": adapt_ultrachat,
 }
 
