@@ -1,19 +1,20 @@
 """From a response to a training sample: which tokens the drafter is trained on.
 
 Knows ids and counts; does not know files or formats. Invariant: `loss_mask` is 1 exactly on the
-`output_ids` (stop token included), position by position: not shifted, nothing cut, nothing added.
+`output_ids` (stop token included), or on the `loss_spans` of a recorded conversation, position by position:
+not shifted, nothing cut, nothing added.
 """
 
 from array import array
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from tasks.core.records import Response
 
 Inexact = Literal[
-    "no_ids", "not_token_ids", "prompt_tokens_differ", "completion_tokens_differ"
+    "no_ids", "not_token_ids", "prompt_tokens_differ", "completion_tokens_differ", "bad_loss_spans"
 ]  # stable codes: they are counted in the manifest
 
 
@@ -27,9 +28,9 @@ class NotTokenExact(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One generation as a trainer reads it.
+    """One generation, or several turns of one conversation, as a trainer reads it.
 
-    `input_ids` int32 (seq_len,): prompt and answer. `loss_mask` uint8 (seq_len,): 1 on the answer.
+    `input_ids` int32 (seq_len,): prompts and answers. `loss_mask` uint8 (seq_len,): 1 on the answers.
     `n_loss` is how many ones it has.
     """
 
@@ -55,31 +56,57 @@ class Sample:
 def sample_from_response(response: Response) -> Sample:
     """Mask a response.
 
+    A row of a recorded conversation has `loss_spans`, [start, end] each, with the whole sequence as its
+    `input_ids` and no `output_ids`.
+
     Raises:
-        NotTokenExact: ids are missing or are no token ids, or their number is not what the server
-            counted.
+        NotTokenExact: ids are missing or are no token ids, spans are no ascending parts of the sequence,
+            or the number of ids is not what was counted.
     """
     if response.input_ids is None or response.output_ids is None:
         raise NotTokenExact("no_ids", f"response {response.id!r} has no token ids")
     ids, n_prompt, n_output = _join_ids(response.id, response.input_ids, response.output_ids)
+    spans = [(n_prompt, len(ids))]
+    if "loss_spans" in response.extra:
+        if n_output:
+            raise NotTokenExact("bad_loss_spans", f"response {response.id!r} has loss_spans and output_ids")
+        spans = _check_spans(response.id, response.extra["loss_spans"], len(ids))
+        n_output = sum(end - start for start, end in spans)
+        n_prompt = len(ids) - n_output
     if n_output != response.completion_tokens:
         raise NotTokenExact(
             "completion_tokens_differ",
-            f"response {response.id!r}: {n_output} output_ids, not {response.completion_tokens}",
+            f"response {response.id!r}: {n_output} generated ids, not {response.completion_tokens}",
         )
     if n_prompt != response.prompt_tokens:
         raise NotTokenExact(
             "prompt_tokens_differ",
-            f"response {response.id!r}: {n_prompt} input_ids, not {response.prompt_tokens}",
+            f"response {response.id!r}: {n_prompt} ids of prompts, not {response.prompt_tokens}",
         )
     loss_mask = np.zeros(len(ids), np.uint8)
-    loss_mask[n_prompt:] = 1
+    for start, end in spans:
+        loss_mask[start:end] = 1
     return Sample(response.id, response.turn, ids, loss_mask, n_output, response.finish_reason)
 
 
 def is_empty_answer(completion_tokens: int, finish_reason: str) -> bool:
     """Whether an answer is nothing, or nothing but the stop token."""
     return completion_tokens == 0 or (completion_tokens == 1 and finish_reason == "stop")
+
+
+def _check_spans(name: str, spans: Any, n_ids: int) -> list[tuple[int, int]]:
+    """The spans, when they are ascending and disjoint parts of the sequence."""
+    reached = 0
+    for span in spans if isinstance(spans, list) else [spans]:
+        match span:
+            case [start, end] if type(start) is type(end) is int and reached <= start < end <= n_ids:
+                reached = end
+            case _:
+                raise NotTokenExact(
+                    "bad_loss_spans",
+                    f"response {name!r}: {span!r} is no part of {n_ids} ids behind place {reached}",
+                )
+    return [(start, end) for start, end in spans]
 
 
 def _join_ids(name: str, prompt: list[int], output: list[int]) -> tuple[np.ndarray, int, int]:

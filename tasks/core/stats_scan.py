@@ -195,6 +195,8 @@ class _Rejections:
 
 
 def _is_exact(row: Mapping[str, Any], response: Response) -> bool:
+    if "loss_spans" in row:  # a recorded conversation: its input_ids are all there is
+        return _count_ids(row.get("input_ids")) == response.prompt_tokens + response.completion_tokens
     return (
         _count_ids(row.get("output_ids")) == response.completion_tokens
         and _count_ids(row.get("input_ids")) == response.prompt_tokens

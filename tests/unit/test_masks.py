@@ -71,6 +71,78 @@ def test_a_cut_answer_keeps_its_reason_and_gets_no_end_token():
     assert sample.input_ids.tolist() == [1, 2, 3]
 
 
+@st.composite
+def conversations(draw):
+    """Ids with some parts of them marked."""
+    sequence = draw(ids)
+    cuts = sorted(draw(st.sets(st.integers(0, len(sequence)), max_size=8)))
+    spans = [[start, end] for start, end in zip(cuts[::2], cuts[1::2], strict=False)]
+    return sequence, spans
+
+
+def make_conversation(sequence, spans, **changes):
+    generated = sum(end - start for start, end in spans)
+    counts = {"completion_tokens": generated, "prompt_tokens": len(sequence) - generated}
+    return make(sequence, [], **{"loss_spans": spans} | counts | changes)
+
+
+@given(conversations())
+def test_mask_is_one_exactly_on_the_spans(conversation):
+    """A recorded conversation's sequence is kept whole, and its spans alone are marked."""
+    sequence, spans = conversation
+    sample = sample_from_response(make_conversation(sequence, spans))
+    marked = [any(start <= place < end for start, end in spans) for place in range(len(sequence))]
+    assert sample.input_ids.tolist() == sequence
+    assert sample.loss_mask.tolist() == marked
+    assert sample.n_loss == sum(marked)
+    assert sample.output_ids.tolist() == [one for start, end in spans for one in sequence[start:end]]
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [[0, 2], [1, 3]],
+        [[2, 3], [0, 1]],
+        [[1, 1]],
+        [[2, 1]],
+        [[-1, 2]],
+        [[1, 5]],
+        [[1]],
+        [[0, 1, 2]],
+        [[0, 1.0]],
+        [[False, 1]],
+        [["0", "1"]],
+        [0, 1],
+        "ab",
+        None,
+        {"start": 0},
+    ],
+)
+def test_spans_that_are_no_ascending_parts_are_refused(spans):
+    """Overlapping, turned round, empty, outside or malformed: the row is not repaired."""
+    row = make([1, 2, 3, 4], [], loss_spans=spans, prompt_tokens=2, completion_tokens=2)
+    with pytest.raises(NotTokenExact, match="'a'") as caught:
+        sample_from_response(row)
+    assert caught.value.reason == "bad_loss_spans"
+
+
+def test_spans_and_output_ids_exclude_each_other():
+    """Which of the two is marked would be a guess."""
+    row = make([1, 2], [3], loss_spans=[[0, 1]])
+    with pytest.raises(NotTokenExact) as caught:
+        sample_from_response(row)
+    assert caught.value.reason == "bad_loss_spans"
+
+
+@pytest.mark.parametrize("field", ["prompt", "completion"])
+def test_spans_that_differ_from_the_counts_are_refused(field):
+    """The counts say how many ids are marked and how many are not."""
+    row = make_conversation([1, 2, 3, 4, 5], [[1, 3]], **{f"{field}_tokens": 4})
+    with pytest.raises(NotTokenExact) as caught:
+        sample_from_response(row)
+    assert caught.value.reason == f"{field}_tokens_differ"
+
+
 @pytest.mark.parametrize(
     ("tokens", "reason", "empty"),
     [(0, "stop", True), (1, "stop", True), (2, "stop", False), (0, "length", True), (1, "length", False)],

@@ -93,6 +93,15 @@ def test_rows_without_matching_ids_are_counted(tmp_path):
     assert (stats.rows, stats.completion_tokens, stats.not_token_exact) == (3, 27, 2)
 
 
+def test_a_recorded_conversation_is_exact_by_its_whole_sequence(tmp_path):
+    """Its input_ids hold the answers too, so both counts together are their number."""
+    row = {"output_ids": [], "loss_spans": [[1, 3]], "prompt_tokens": 1}
+    good, bad = response("a", n=2, **row), response("b", n=3, **row)
+    stats = scan(tmp_path, [good, bad])
+    assert (stats.rows, stats.prompt_tokens, stats.completion_tokens) == (2, 2, 5)
+    assert stats.not_token_exact == 1
+
+
 def test_the_last_rejection_of_a_prompt_counts_and_an_answer_ends_it(tmp_path):
     """Reasons are those that stand now."""
     stats = scan(
