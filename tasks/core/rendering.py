@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tasks.core.records import Prompt
+from tasks.core.special_tokens import encode_plain
 from tasks.core.tokenizer import TargetTokenizer
 
 _PROBE = "draftmill_probe_tool"
@@ -51,13 +52,30 @@ class Renderer:
         """
         return self._check(self._apply_template(prompt, tokenize=True))
 
-    def render_text(self, prompt: Prompt) -> str:
-        """The text that the same ids stand for.
+    def render_text(self, prompt: Prompt, *, add_generation_prompt: bool = True) -> str:
+        """The text that the same ids stand for, or that of a conversation which waits for no answer.
 
         Raises:
             RenderError: the template refuses the conversation.
         """
-        return str(self._apply_template(prompt))
+        return str(self._apply_template(prompt, add_generation_prompt=add_generation_prompt))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of rendered texts or parts of them, each by itself and checked as a prompt's are.
+
+        Raises:
+            RenderError: a text has no ids, or ids that are not the model's.
+        """
+        if self._backend is None:
+            return [self._check(encode_plain(self._tokenizer, text)) for text in texts]
+        encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._check(one.ids) for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included and nothing tidied up."""
+        if self._backend is None:
+            return str(self._tokenizer.decode(list(ids)))
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def render_all(self, prompts: Sequence[Prompt]) -> list[list[int] | RenderError]:
         """The same for several prompts, where each that cannot be rendered gives its error.
@@ -76,7 +94,9 @@ class Renderer:
             text if isinstance(text, RenderError) else self._try(self._check, next(encoded)) for text in texts
         ]
 
-    def _apply_template(self, prompt: Prompt, *, tokenize: bool = False) -> Any:
+    def _apply_template(
+        self, prompt: Prompt, *, tokenize: bool = False, add_generation_prompt: bool = True
+    ) -> Any:
         messages, tools = prompt.messages, prompt.tools
         if tools and not self.shows_tools:
             messages, tools = _tools_as_text(messages, tools), None
@@ -87,7 +107,7 @@ class Renderer:
                 messages,
                 tools=tools,
                 tokenize=tokenize,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 return_dict=False,  # transformers 5 answers with a BatchEncoding otherwise
                 **prompt.chat_template_kwargs,
             )

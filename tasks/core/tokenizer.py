@@ -40,7 +40,8 @@ class TargetTokenizer:
     """A loaded tokenizer with what has to be known about its model.
 
     `vocab_size` is the model's (embedding rows), which can be more or fewer than the tokenizer's;
-    `context_length` is the model's own limit in tokens, or None when its config does not tell.
+    `context_length` is the model's own limit in tokens, or None when its config does not tell;
+    `stop_ids` are those that end an answer: the tokenizer's, and those that the model's files name.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TargetTokenizer:
     identity: TokenizerIdentity
     vocab_size: int
     context_length: int | None
+    stop_ids: frozenset[int] = frozenset()
 
 
 def load_tokenizer(
@@ -78,6 +80,7 @@ def load_tokenizer(
             f"target.tokenizer {name!r} has no chat template; use the instruct model's tokenizer"
         )
     config = _read_model_config(name, revision)
+    generation = _read_json(name, "generation_config.json", revision)
     return TargetTokenizer(
         name=name,
         tokenizer=tokenizer,
@@ -89,6 +92,13 @@ def load_tokenizer(
         ),
         vocab_size=int(config.get("vocab_size") or len(tokenizer)),
         context_length=_int_or_none(config.get("max_position_embeddings")),
+        stop_ids=frozenset(
+            [
+                *_list_ids(tokenizer.eos_token_id),
+                *_list_ids(generation.get("eos_token_id")),
+                *_list_ids(config.get("eos_token_id")),
+            ]
+        ),
     )
 
 
@@ -121,11 +131,21 @@ def _hash_files(name: str, revision: str | None) -> str:
 
 def _read_model_config(name: str, revision: str | None) -> dict[str, Any]:
     """config.json, with the language model's part of a multimodal one on top; {} when there is none."""
-    path = _find_file(name, "config.json", revision)
+    config = _read_json(name, "config.json", revision)
+    return {**config, **(config.get("text_config") or {})}
+
+
+def _read_json(name: str, filename: str, revision: str | None) -> dict[str, Any]:
+    path = _find_file(name, filename, revision)
     if path is None:
         return {}
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return {**config, **(config.get("text_config") or {})}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _list_ids(value: Any) -> list[int]:
+    """A config names one id, several or none."""
+    return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int]
 
 
 def _int_or_none(value: Any) -> int | None:
