@@ -99,9 +99,10 @@ def to_lanes(parameters: RunParameters) -> list[Lane]:
 
 
 def to_plan(parameters: RunParameters, dataset: DatasetSettings) -> DatasetPlan:
-    """What a dataset is to reach."""
+    """What a dataset is to reach; no tokens where nothing is generated."""
     budget_tokens = dataset.budget_tokens or parameters.max_tokens_per_dataset
-    return DatasetPlan(dataset.name, budget_tokens, parameters.max_samples)
+    is_generated = dataset.kind == "generate"
+    return DatasetPlan(dataset.name, budget_tokens if is_generated else None, parameters.max_samples)
 
 
 def to_prepare_options(parameters: RunParameters, dataset: DatasetSettings) -> PrepareOptions:
@@ -110,7 +111,9 @@ def to_prepare_options(parameters: RunParameters, dataset: DatasetSettings) -> P
         name=dataset.name,
         adapter=dataset.adapter,
         seed=parameters.seed,
+        shape="trajectory" if dataset.kind == "trajectory" else dataset.turns,
         system_prompt=dataset.system_prompt,
+        keep_system_prompts=dataset.keep_system_prompts,
         chat_template_kwargs=dataset.chat_template_kwargs,
     )
 
@@ -135,7 +138,8 @@ def to_prepare_request(
         source=dataset.source,
         options=to_prepare_options(parameters, dataset),
         fingerprint=fingerprint,
-        details={"budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
+        details={"kind": dataset.kind, "budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
+        sampling=dataset.sampling.model_dump(exclude_none=True),
         accept_changed=tuple(parameters.accept_changed),
     )
 
@@ -143,11 +147,12 @@ def to_prepare_request(
 def to_generation_rules(parameters: RunParameters, dataset: DatasetSettings) -> GenerationRules:
     """What generation has to know."""
     sampling = parameters.sampling
+    own = dataset.sampling.model_dump(exclude_none=True)
     return GenerationRules(
         name=dataset.name,
         budget_tokens=to_plan(parameters, dataset).budget_tokens,
         dispatch=DispatchRules(
-            sampling_params=sampling.model_dump(exclude={"seed"}),
+            sampling_params={**sampling.model_dump(exclude={"seed"}), **own},
             seed=sampling.seed,
             max_samples=parameters.max_samples,
             max_attempts=parameters.max_attempts,

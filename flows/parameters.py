@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -137,6 +138,19 @@ class Sampling(_Section):
     """Makes each prompt's sampling repeatable where the server supports it; empty is random."""
 
 
+class DatasetSampling(_Section):
+    """One dataset's own sampling; what is empty is as in the run."""
+
+    temperature: float | None = Field(None, ge=0)
+    """0 is greedy."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling."""
+    top_k: int | None = Field(None, ge=-1)
+    """-1 keeps all tokens."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """Least probability relative to the best token's."""
+
+
 class LaneSettings(_Section):
     """One size class of prompts."""
 
@@ -169,14 +183,33 @@ class DatasetSettings(_Section):
     adapter: AdapterName
     """Which row format the source has (glaive, magicoder, messages, mixturethoughts, opencodeinstruct,
     openthoughts, prompt, sharegpt, sweagent, text, ultrachat)."""
+    kind: Literal["generate", "trajectory"] = "generate"
+    """generate: the target answers. trajectory: the source has the target's own finished conversations."""
+    turns: Literal["last", "each", "independent"] = "last"
+    """Kind generate. last: answer the last turn, on the row's history. each: answer every turn in order,
+    on the target's own answers. independent: answer every turn, on the row's history (tools, agents)."""
     budget_tokens: int | None = Field(None, ge=1)
-    """Completion tokens for this dataset; empty means max_tokens_per_dataset."""
+    """Completion tokens for this dataset; empty means max_tokens_per_dataset. A trajectory has none."""
     system_prompt: str | None = None
     """Put first where a conversation has no system prompt."""
+    keep_system_prompts: bool = True
+    """Keep the rows' own system prompts; false drops them."""
     chat_template_kwargs: dict[str, Any] = {}
     """Handed to the chat template, for example {"thinking": false}."""
+    sampling: DatasetSampling = DatasetSampling()
+    """What is sampled otherwise than in the rest of the run."""
     expected_mean_tokens: float | None = Field(None, gt=0)
     """Average answer length to plan with until answers are in (tokens)."""
+
+    @field_validator("turns", "budget_tokens")
+    @classmethod
+    def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("kind") == "trajectory" and value not in (None, "last"):
+            raise ValueError(
+                f"kind 'trajectory' generates nothing, so there is no {info.field_name} (it is {value!r}); "
+                "leave it out, or write kind 'generate'"
+            )
+        return value
 
     @field_validator("name")
     @classmethod

@@ -137,6 +137,8 @@ async def _generate_here(
         for dataset in datasets:
             subflow = group.create_task(_generate_one(parameters, dataset))
             running[dataset.name] = subflow
+            if dataset.kind == "trajectory":
+                continue  # it asks nothing of the servers, which must not wait for it
             queued = group.create_task(turn.wait_queued(dataset.name))
             await asyncio.wait((subflow, queued), return_when=asyncio.FIRST_COMPLETED)
             queued.cancel()

@@ -29,7 +29,7 @@ def read_plans(output_dir: Path) -> list[DatasetPlan]:
     return [
         DatasetPlan(
             name,
-            read_setting(output_dir, run, "details", "datasets", name, "budget_tokens", kind=int),
+            read_setting(output_dir, run, "details", "datasets", name, "budget_tokens", kind=int | None),
             read_setting(output_dir, run, "details", "datasets", name, "max_samples", kind=int | None),
         )
         for name in datasets

@@ -21,8 +21,10 @@ from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
 from tasks.core.append_file import AppendError
 from tasks.core.folder_lock import FolderLockedError
 from tasks.core.records import RecordError
+from tasks.core.trajectories import TrajectoryRenderer
 from tasks.generation import GenerationResult, GenerationRules, GenerationStatus, generate_dataset
 from tasks.session import get_session
+from tasks.tokenization import tokenize_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +44,28 @@ def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:
     retry_condition_fn=is_worth_a_retry,
 )
 async def generate_responses(output_dir: Path, rules: GenerationRules) -> GenerationResult:
-    """Bring one prepared dataset of the current session to its budget."""
+    """Bring one prepared dataset of the current session to its budget, or its conversations to ids."""
     session = get_session()
     key = make_checkpoint_key(output_dir, fingerprint=session.fingerprint, dataset=rules.name)
+    folder, checkpoints = output_dir / rules.name, PrefectCheckpointStore(key)
     async with _show_progress(rules.name) as show:
-        result = await generate_dataset(
-            output_dir / rules.name,
-            rules=rules,
-            resources=session.resources,
-            checkpoints=PrefectCheckpointStore(key),
-            on_status=show.update,
-        )
+        if rules.budget_tokens is None:
+            result = await tokenize_dataset(
+                folder,
+                rules=rules,
+                renderer=TrajectoryRenderer(session.target, session.resources.renderer),
+                threads=session.resources.threads,
+                checkpoints=checkpoints,
+                on_status=show.update,
+            )
+        else:
+            result = await generate_dataset(
+                folder,
+                rules=rules,
+                resources=session.resources,
+                checkpoints=checkpoints,
+                on_status=show.update,
+            )
     logger.info(result.to_line())
     return result
 

@@ -35,10 +35,13 @@ class GenerationIncompleteError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRules:
-    """How one dataset is generated, beyond what the shared resources decide."""
+    """How one dataset is generated, beyond what the shared resources decide.
+
+    `budget_tokens` is None for finished conversations, which are only tokenized.
+    """
 
     name: str
-    budget_tokens: int
+    budget_tokens: int | None
     dispatch: DispatchRules
     budget_policy: BudgetPolicy = "forecast"
     long_prompt_tokens: int = 4096
@@ -72,7 +75,7 @@ class GenerationStatus:
     rows: int
     prompts: int
     completion_tokens: int
-    budget_tokens: int
+    budget_tokens: int | None
     in_flight: int
     retries: int
     given_up: int
@@ -81,19 +84,24 @@ class GenerationStatus:
 
     @property
     def share(self) -> float:
-        """Completed tokens over the budget, 0 to 1 and beyond."""
+        """Completed tokens over the budget, 0 to 1 and beyond; without one, settled prompts over all."""
+        if self.budget_tokens is None:
+            return (self.rows + self.given_up) / self.prompts if self.prompts else 1.0
         return self.completion_tokens / self.budget_tokens if self.budget_tokens else 1.0
 
     @property
     def eta_s(self) -> float | None:
         """Seconds to the budget at the present speed; None when nothing moves."""
-        left = self.budget_tokens - self.completion_tokens
+        left = (self.budget_tokens or 0) - self.completion_tokens
         if left <= 0:
             return 0.0
         return left / self.tokens_per_s if self.tokens_per_s > 0 else None
 
     def to_line(self) -> str:
         """One line for a log."""
+        if self.budget_tokens is None:
+            done = f"{self.rows} of {self.prompts} conversations tokenized"
+            return f"{self.name}: {done}, {self.completion_tokens:,} tokens of the target"
         eta = "-" if self.eta_s is None else f"{self.eta_s / 60:.1f} min"
         pace = f"{self.in_flight} in flight, {self.tokens_per_s:,.0f} tok/s, ETA {eta}"
         return (
@@ -113,11 +121,15 @@ class GenerationResult:
     new_rows: int
     prompts: int
     completion_tokens: int
-    budget_tokens: int
+    budget_tokens: int | None
     resumed: str
 
     def to_line(self) -> str:
         """One line for a log."""
+        if self.budget_tokens is None:
+            made = f"{self.new_rows} of them new" if self.new_rows else "nothing new was needed"
+            tokens = f"{self.completion_tokens:,} tokens of the target"
+            return f"{self.name} is complete: {self.rows} conversations, {tokens} ({made})"
         made = f"{self.new_rows} new responses" if self.new_rows else "nothing new was needed"
         end = f"{self.rows} responses, {self.completion_tokens:,} of {self.budget_tokens:,} tokens"
         if self.outcome == "complete":
@@ -142,11 +154,11 @@ async def generate_dataset(
         GenerationIncompleteError: prompts are left that may still succeed.
         OutageError, ServerMisconfigured, AppendError, RecordError: as their own docs say.
     """
-    async with _open(folder, rules, checkpoints) as opened:
+    async with open_for(folder, rules, checkpoints) as opened:
         logger.info("%s: %s", rules.name, opened.resumed)
-        if not _is_finished(opened.log, rules):
+        if not is_finished(opened.log, rules):
             await _Run(opened, rules, on_status).generate(resources)
-        return _conclude(opened, rules)
+        return conclude(opened, rules)
 
 
 async def find_result(
@@ -157,16 +169,17 @@ async def find_result(
     Raises:
         FolderLockedError, RecordError: as in generate_dataset.
     """
-    async with _open(folder, rules, checkpoints) as opened:
-        if not _is_finished(opened.log, rules):
+    async with open_for(folder, rules, checkpoints) as opened:
+        if not is_finished(opened.log, rules):
             return None
         logger.info("%s: %s", rules.name, opened.resumed)
-        return _conclude(opened, rules)
+        return conclude(opened, rules)
 
 
-def _open(
+def open_for(
     folder: Path, rules: GenerationRules, checkpoints: CheckpointStore
 ) -> AbstractAsyncContextManager[OpenedDataset]:
+    """A prepared dataset, opened as these rules say."""
     return open_dataset(
         folder,
         name=rules.name,
@@ -176,25 +189,36 @@ def _open(
     )
 
 
-def _is_finished(log: ResponseLog, rules: GenerationRules) -> bool:
+def is_finished(log: ResponseLog, rules: GenerationRules) -> bool:
+    """Whether there is nothing left to do: enough is there, or every prompt is settled."""
+    return has_reached(log, rules) or log.progress.open_prompts == 0
+
+
+def has_reached(log: ResponseLog, rules: GenerationRules) -> bool:
+    """Whether the budget or the cap of samples is reached."""
     progress, cap = log.progress, rules.dispatch.max_samples
-    if progress.completion_tokens >= rules.budget_tokens or (cap is not None and progress.rows >= cap):
+    if rules.budget_tokens is not None and progress.completion_tokens >= rules.budget_tokens:
         return True
-    return progress.open_prompts == 0
+    return cap is not None and progress.rows >= cap
 
 
-def _conclude(opened: OpenedDataset, rules: GenerationRules) -> GenerationResult:
-    progress, cap = opened.log.progress, rules.dispatch.max_samples
-    reached = progress.completion_tokens >= rules.budget_tokens or (cap is not None and progress.rows >= cap)
+def conclude(opened: OpenedDataset, rules: GenerationRules) -> GenerationResult:
+    """How it ended.
+
+    Raises:
+        GenerationIncompleteError: prompts are left that may still succeed.
+    """
+    progress, reached = opened.log.progress, has_reached(opened.log, rules)
     if not reached and progress.open_prompts:
+        budget = "" if rules.budget_tokens is None else f" of {rules.budget_tokens:,}"
         raise GenerationIncompleteError(
             f"{rules.name}: {progress.open_prompts} prompts are left that failed for reasons that may pass "
-            f"(see rejected.jsonl); {progress.completion_tokens:,} of {rules.budget_tokens:,} tokens are on "
+            f"(see rejected.jsonl); {progress.completion_tokens:,}{budget} tokens are on "
             "disk. Run the same command again to ask them again"
         )
     return GenerationResult(
         name=rules.name,
-        outcome="complete" if reached else "exhausted",
+        outcome="complete" if reached or rules.budget_tokens is None else "exhausted",
         rows=progress.rows,
         new_rows=progress.rows - opened.rows_before,
         prompts=len(progress.done),
@@ -250,7 +274,7 @@ class _Run:
             )
 
         budget = TokenBudget(
-            budget_tokens=self._rules.budget_tokens,
+            budget_tokens=self._rules.budget_tokens or 0,
             completed_tokens=self._log.progress.completion_tokens,
             policy=self._rules.budget_policy,
             forecast=self._opened.forecast,

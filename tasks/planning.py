@@ -34,7 +34,7 @@ class DatasetWork:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first prompts of a dataset, and how many rows its source has (None: not known)."""
+    """The first prompts of a dataset, and how many its source has (None: not known)."""
 
     dataset: SampledDataset
     rows: int | None = None
@@ -92,7 +92,8 @@ def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
         sample = sample_prompts(resolve_source(work.source, base=Path.cwd()), work.options)
     except (SourceError, OSError) as exc:
         return Sample(SampledDataset(name=name, chat_template_kwargs=kwargs, problem=str(exc)))
-    rendered = renderer.render_all(sample.prompts)
+    prompts = [one.at_turn(turn) for one in sample.prompts for turn in range(one.answers)]
+    rendered = renderer.render_all(prompts)
     counts = [len(ids) for ids in rendered if not isinstance(ids, RenderError)]
     problem = None
     if not counts and sample.is_whole:
@@ -105,7 +106,8 @@ def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
         has_tools=any(prompt.tools for prompt in sample.prompts),
         problem=problem,
     )
-    return Sample(dataset, sample.rows)
+    per_row = len(prompts) / len(sample.prompts) if sample.prompts else 1.0
+    return Sample(dataset, None if sample.rows is None else round(sample.rows * per_row))
 
 
 def _count(output_dir: Path, goal: DatasetPlan) -> OnDisk:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 class PrepareRequest:
     """One dataset to prepare under a run's folder.
 
-    `fingerprint` is the run's, without datasets; `details` are recorded and decide nothing.
+    `fingerprint` is the run's, without datasets; `sampling` is what this one samples otherwise; `details` are
+    recorded and decide nothing.
     """
 
     output_dir: Path
@@ -32,6 +33,7 @@ class PrepareRequest:
     options: PrepareOptions
     fingerprint: Mapping[str, Any]
     details: Mapping[str, Any]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     accept_changed: tuple[str, ...] = ()
 
     @property
@@ -41,12 +43,19 @@ class PrepareRequest:
 
     def full_fingerprint(self, source_sha256: str) -> dict[str, Any]:
         """The run's fingerprint with this dataset's own fields."""
-        own = {
-            "adapter": self.options.adapter,
+        options = self.options
+        own: dict[str, Any] = {
+            "adapter": options.adapter,
             "source_sha256": source_sha256,
-            "system_prompt": self.options.system_prompt,
-            "chat_template_kwargs": dict(self.options.chat_template_kwargs),
+            "system_prompt": options.system_prompt,
+            "chat_template_kwargs": dict(options.chat_template_kwargs),
         }
+        if options.shape != "last":  # what is as it always was is not named: older folders go on
+            own["turns"] = options.shape
+        if not options.keep_system_prompts:
+            own["keep_system_prompts"] = False
+        if self.sampling:
+            own["sampling"] = dict(self.sampling)
         return {**self.fingerprint, "datasets": {self.options.name: own}}
 
     def full_details(self) -> dict[str, Any]:

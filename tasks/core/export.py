@@ -27,7 +27,7 @@ from tasks.core.export_report import (
 )
 from tasks.core.files import dump_json
 from tasks.core.folders import FolderError, owned_folders, replace_folder_atomically
-from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, sample_from_response
+from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
 from tasks.core.records import RecordError, Response
 from tasks.core.response_log import RESPONSES, read_lines
 from tasks.core.split import SPLITS, assign_split
@@ -183,15 +183,16 @@ def _read_rows(path: Path, count: DatasetCount) -> Iterator[ExportRow]:
             continue
         seen.add(key)
         try:
-            sample = sample_from_response(response)
+            samples = samples_from_response(response)
         except NotTokenExact as exc:
             count.skipped[exc.reason] += 1
             continue
-        if is_empty_answer(sample.n_loss, sample.finish_reason):
-            count.skipped["empty_answer"] += 1
-            continue
-        count.exported.add(sample)
-        yield _to_export_row(response, sample, count.name)
+        for sample in samples:
+            if is_empty_answer(sample.n_loss, sample.finish_reason):
+                count.skipped["empty_answer"] += 1
+                continue
+            count.exported.add(sample)
+            yield _to_export_row(response, sample, count.name)
     if path.stat().st_size > count.source_bytes:
         count.skipped["torn_last_line"] += 1
 
@@ -199,7 +200,7 @@ def _read_rows(path: Path, count: DatasetCount) -> Iterator[ExportRow]:
 def _to_export_row(response: Response, sample: Sample, dataset: str) -> ExportRow:
     meta = response.extra.get("meta") or {}
     return ExportRow(
-        id=f"{response.id}#{response.turn}" if response.turn else response.id,
+        id=f"{response.id}#{sample.turn}" if sample.turn else response.id,
         sample=sample,
         dataset=dataset,
         conversation_id=str(response.extra.get("conversation_id") or response.id),

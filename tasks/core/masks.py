@@ -6,7 +6,8 @@ not shifted, nothing cut, nothing added.
 """
 
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +17,9 @@ from tasks.core.records import Response
 Inexact = Literal[
     "no_ids", "not_token_ids", "prompt_tokens_differ", "completion_tokens_differ", "bad_loss_spans"
 ]  # stable codes: they are counted in the manifest
+
+
+SEQUENCES = "sequences"
 
 
 class NotTokenExact(ValueError):
@@ -51,6 +55,26 @@ class Sample:
         """The ids under the mask, int32 (n_loss,)."""
         answer: np.ndarray = self.input_ids[self.loss_mask == 1]
         return answer
+
+
+def samples_from_response(response: Response) -> list[Sample]:
+    """The samples of a row: one, or those of a finished conversation, whose row has `sequences`.
+
+    Each of these has `turn`, `input_ids` and `loss_spans`, half-open parts of `input_ids`.
+
+    Raises:
+        NotTokenExact: as sample_from_response; nothing of the row is taken then.
+    """
+    if SEQUENCES not in response.extra:
+        return [sample_from_response(response)]
+    samples = [sample_from_response(_to_row(response, sequence)) for sequence in _list_sequences(response)]
+    trained = sum(sample.n_loss for sample in samples)
+    if trained != response.completion_tokens:
+        raise NotTokenExact(
+            "completion_tokens_differ",
+            f"response {response.id!r}: {trained} generated ids, not {response.completion_tokens}",
+        )
+    return samples
 
 
 def sample_from_response(response: Response) -> Sample:
@@ -92,6 +116,30 @@ def sample_from_response(response: Response) -> Sample:
 def is_empty_answer(completion_tokens: int, finish_reason: str) -> bool:
     """Whether an answer is nothing, or nothing but the stop token."""
     return completion_tokens == 0 or (completion_tokens == 1 and finish_reason == "stop")
+
+
+def _list_sequences(response: Response) -> list[Mapping[str, Any]]:
+    sequences = response.extra[SEQUENCES]
+    if not isinstance(sequences, list) or not all(isinstance(one, Mapping) for one in sequences):
+        raise NotTokenExact("bad_loss_spans", f"response {response.id!r} has no list of sequences")
+    return sequences
+
+
+def _to_row(response: Response, sequence: Mapping[str, Any]) -> Response:
+    """A sequence as a row of its own."""
+    ids, spans = sequence.get("input_ids"), sequence.get("loss_spans")
+    n_ids = len(ids) if isinstance(ids, list) else 0
+    checked = _check_spans(response.id, spans, n_ids)
+    trained = sum(end - start for start, end in checked)
+    return replace(
+        response,
+        turn=int(sequence.get("turn") or 0),
+        input_ids=ids,
+        output_ids=[],
+        prompt_tokens=n_ids - trained,
+        completion_tokens=trained,
+        extra={"loss_spans": spans},
+    )
 
 
 def _check_spans(name: str, spans: Any, n_ids: int) -> list[tuple[int, int]]:

@@ -37,7 +37,8 @@ class EmptyDatasetError(ValueError):
 class PrepareOptions:
     """What decides prompts.jsonl besides the bytes of the source.
 
-    `system_prompt` is put first where a conversation has none. `chat_template_kwargs` are handed to the
+    `system_prompt` is put first where a conversation has none, which `keep_system_prompts` sees to when it is
+    False. `chat_template_kwargs` are handed to the
     chat template ({"thinking": False}, say) and win over the row's own. `shape` says which turns the target
     writes.
     """
@@ -47,6 +48,7 @@ class PrepareOptions:
     seed: int
     shape: Shape = "last"
     system_prompt: str | None = None
+    keep_system_prompts: bool = True
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, source_sha256: str) -> str:
@@ -136,7 +138,7 @@ def adapt_rows(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Pro
             yield _rejected(f"{label}-{row.where}", "malformed_row", row.detail, row.where)
             continue
         try:
-            prompt = make_prompt(adapter(row.row), options.shape)
+            prompt = make_prompt(adapter(row.row), options.shape, keep_system=options.keep_system_prompts)
         except RowRejected as exc:
             yield _rejected(f"{label}-{row.where}", exc.reason, exc.detail, row.where)
             continue

@@ -48,6 +48,8 @@ class PlannedDataset:
     @property
     def left_samples(self) -> int:
         """Answers still to be made."""
+        if not self.is_generated:
+            return 0
         return int(min(math.ceil(self._budget_left / self.answer_tokens), self._answers_left))
 
     @property
@@ -56,8 +58,15 @@ class PlannedDataset:
         return round(min(self._budget_left, self.left_samples * self.answer_tokens))
 
     @property
+    def is_generated(self) -> bool:
+        """Whether the target answers; else its finished conversations are only tokenized."""
+        return self.goal.budget_tokens is not None
+
+    @property
     def runs_out(self) -> bool:
         """Whether its prompts are used up before the budget is reached, as it seems now."""
+        if not self.is_generated:
+            return False
         if self.goal.max_samples is not None and self._answers_left == self._samples_left:
             return False
         return self._answers_left * self.answer_tokens < self._budget_left
@@ -65,17 +74,23 @@ class PlannedDataset:
     @property
     def all_tokens(self) -> float:
         """Prompt and completion tokens of all its rows in the end."""
-        prompts = (self.on_disk.rows + self.left_samples) * self.prompt_tokens
+        prompts = (self.on_disk.rows + self._rows_left) * self.prompt_tokens
         return prompts + self.on_disk.completion_tokens + self.left_tokens
 
     def left_bytes(self, id_bytes: float) -> float:
         """What raw_responses.jsonl will grow by."""
-        prompts = self.left_samples * self.prompt_tokens * id_bytes
-        return prompts + self.left_tokens * (id_bytes + _TEXT_BYTES) + self.left_samples * _ROW_BYTES
+        prompts = self._rows_left * self.prompt_tokens * id_bytes
+        return prompts + self.left_tokens * (id_bytes + _TEXT_BYTES) + self._rows_left * _ROW_BYTES
+
+    @property
+    def _rows_left(self) -> int:
+        if self.is_generated:
+            return self.left_samples
+        return int(self._answers_left) if self._answers_left < math.inf else 0
 
     @property
     def _budget_left(self) -> int:
-        return max(0, self.goal.budget_tokens - self.on_disk.completion_tokens)
+        return max(0, (self.goal.budget_tokens or 0) - self.on_disk.completion_tokens)
 
     @property
     def _samples_left(self) -> float:
@@ -112,8 +127,8 @@ class RunPlan:
         """A line per dataset and one for the total, as text: the rows of a Prefect table artifact."""
         rows = [self._row(one) for one in self.datasets]
         numbers = {
-            "budget": sum(one.goal.budget_tokens for one in self.datasets),
-            "on disk": sum(one.on_disk.completion_tokens for one in self.datasets),
+            "budget": sum(one.goal.budget_tokens or 0 for one in self.datasets),
+            "on disk": sum(one.on_disk.completion_tokens for one in self.datasets if one.is_generated),
             "tokens to make": self.left_tokens,
             "answers": sum(one.left_samples for one in self.datasets),
         }
@@ -121,6 +136,11 @@ class RunPlan:
         return [*rows, {**total, "mean answer": "", "time": self._duration(self.left_tokens), "note": ""}]
 
     def _row(self, one: PlannedDataset) -> dict[str, str]:
+        if not one.is_generated:
+            empty = dict.fromkeys(
+                ("budget", "on disk", "tokens to make", "answers", "mean answer", "time"), ""
+            )
+            return {"dataset": one.goal.name, **empty, "note": "finished conversations: nothing is generated"}
         return {
             "dataset": one.goal.name,
             "budget": f"{one.goal.budget_tokens:,}",

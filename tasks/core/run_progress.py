@@ -36,7 +36,7 @@ class DatasetProgress:
     rows: int
     prompts: int | None
     completion_tokens: int
-    budget_tokens: int
+    budget_tokens: int | None
     left_tokens: float
     finish_reasons: dict[str, int]
     rejected: dict[str, int]
@@ -49,7 +49,9 @@ class DatasetProgress:
 
     @property
     def share(self) -> float:
-        """Completed tokens over the budget, 0 to 1 and beyond."""
+        """Completed tokens over the budget, 0 to 1 and beyond; without one, rows over prompts."""
+        if self.budget_tokens is None:
+            return 1.0 if self.is_done else self.rows / self.prompts if self.prompts else 0.0
         return self.completion_tokens / self.budget_tokens if self.budget_tokens else 1.0
 
     @property
@@ -69,21 +71,31 @@ class RunProgress:
     @property
     def percent(self) -> float:
         """0 to 100: a dataset counts up to its budget, and all of it once it is done."""
-        budget = sum(one.budget_tokens for one in self.datasets)
-        counted = sum(one.budget_tokens if one.is_done else one.completion_tokens for one in self.datasets)
-        return 100.0 * counted / budget if budget else 100.0
+        budgets = self._budgeted
+        if not budgets:
+            return 100.0 * sum(one.share for one in self.datasets) / max(1, len(self.datasets))
+        counted = sum(budget if one.is_done else one.completion_tokens for one, budget in budgets)
+        return 100.0 * counted / max(1, sum(budget for _, budget in budgets))
+
+    @property
+    def _budgeted(self) -> list[tuple[DatasetProgress, int]]:
+        return [(one, one.budget_tokens) for one in self.datasets if one.budget_tokens is not None]
 
     @property
     def total(self) -> DatasetProgress:
-        """All datasets as one: generating while one of them is, done when all are."""
+        """All datasets as one: generating while one of them is, done when all are.
+
+        Tokens are those that count against a budget, where there is one.
+        """
         prompts = [one.prompts for one in self.datasets if one.prompts is not None]
+        counted = [one for one, _ in self._budgeted] or self.datasets
         return DatasetProgress(
             name=TOTAL,
             state=_total_state([one.state for one in self.datasets]),
             rows=sum(one.rows for one in self.datasets),
             prompts=sum(prompts) if prompts else None,
-            completion_tokens=sum(one.completion_tokens for one in self.datasets),
-            budget_tokens=sum(one.budget_tokens for one in self.datasets),
+            completion_tokens=sum(one.completion_tokens for one in counted),
+            budget_tokens=sum(budget for _, budget in self._budgeted) if self._budgeted else None,
             left_tokens=sum(one.left_tokens for one in self.datasets),
             finish_reasons=_add(one.finish_reasons for one in self.datasets),
             rejected=_add(one.rejected for one in self.datasets),
@@ -93,10 +105,8 @@ class RunProgress:
     def to_line(self) -> str:
         """One line for a progress bar."""
         total, done = self.total, sum(one.is_done for one in self.datasets)
-        line = (
-            f"{total.completion_tokens:,} of {total.budget_tokens:,} tokens, "
-            f"{done} of {len(self.datasets)} datasets done"
-        )
+        of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
+        line = f"{total.completion_tokens:,}{of_budget} tokens, {done} of {len(self.datasets)} datasets done"
         if total.is_done:
             return line
         return f"{line}, {total.tokens_per_s:,.0f} tok/s, ETA {format_duration(total.eta_s)}"
@@ -258,7 +268,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def _left_tokens(plan: DatasetPlan, latest: _Reading, prompts: int | None) -> float:
-    left = float(max(0, plan.budget_tokens - latest.completion_tokens))
+    left = float(max(0, (plan.budget_tokens or 0) - latest.completion_tokens))
     if not latest.rows or prompts is None:
         return left
     answers = prompts - latest.settled
@@ -285,7 +295,7 @@ def _to_row(one: DatasetProgress) -> dict[str, str]:
         "state": one.state,
         "reached": f"{one.share:.1%}",
         "completion tokens": f"{one.completion_tokens:,}",
-        "budget": f"{one.budget_tokens:,}",
+        "budget": "" if one.budget_tokens is None else f"{one.budget_tokens:,}",
         "tokens/s": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
         "ETA": "" if one.is_done else format_duration(one.eta_s),
         "rows": f"{one.rows:,}",

@@ -19,10 +19,10 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlan:
-    """What a dataset was meant to reach."""
+    """What a dataset was meant to reach; `budget_tokens` is None where nothing is generated."""
 
     name: str
-    budget_tokens: int
+    budget_tokens: int | None
     max_samples: int | None = None
 
 
@@ -88,8 +88,8 @@ def dataset_status(
 ) -> Status:
     """Complete at the budget or the sample cap; exhausted when every prompt is settled before that.
 
-    `settled` prompts have an answer or are rejected for good. Without any cap there is nothing to
-    fall short of: all prompts settled is complete.
+    `settled` prompts have an answer or are rejected for good. Without a budget there is nothing to fall
+    short of: all prompts settled is complete.
     """
     if budget_tokens is not None and completion_tokens >= budget_tokens:
         return "complete"
@@ -97,7 +97,7 @@ def dataset_status(
         return "complete"
     if prompts is None or settled < prompts:
         return "incomplete"
-    return "complete" if budget_tokens is None and max_samples is None else "exhausted"
+    return "complete" if budget_tokens is None else "exhausted"
 
 
 def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:

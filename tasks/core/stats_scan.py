@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.core.masks import is_empty_answer
+from tasks.core.masks import SEQUENCES, is_empty_answer
 from tasks.core.records import RecordError, Rejected, Response
 from tasks.core.response_log import REJECTED, RESPONSES, read_lines
 from tasks.core.stats import DatasetStats, dataset_status, length_quantiles, parse_time, span_fields
@@ -197,10 +197,22 @@ class _Rejections:
 def _is_exact(row: Mapping[str, Any], response: Response) -> bool:
     if "loss_spans" in row:  # a recorded conversation: its input_ids are all there is
         return _count_ids(row.get("input_ids")) == response.prompt_tokens + response.completion_tokens
+    if SEQUENCES in row:
+        return _are_exact(row[SEQUENCES], response)
     return (
         _count_ids(row.get("output_ids")) == response.completion_tokens
         and _count_ids(row.get("input_ids")) == response.prompt_tokens
     )
+
+
+def _are_exact(sequences: Any, response: Response) -> bool:
+    """Whether the sequences of a finished conversation add up; the export looks at each span."""
+    try:
+        ids = sum(_count_ids(one["input_ids"]) for one in sequences)
+        trained = sum(end - start for one in sequences for start, end in one["loss_spans"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return (trained, ids - trained) == (response.completion_tokens, response.prompt_tokens)
 
 
 def _count_ids(value: Any) -> int:

@@ -273,7 +273,7 @@ def test_an_error_in_the_middle_leaves_the_old_export(tmp_path, monkeypatch):
     source = dataset(tmp_path, [response(f"r{n}") for n in range(20)])
     export(tmp_path, [source])
     before = hashes(tmp_path / "export")
-    real, calls = export_module.sample_from_response, []
+    real, calls = export_module.samples_from_response, []
 
     def fail_late(row):
         calls.append(row)
@@ -281,7 +281,7 @@ def test_an_error_in_the_middle_leaves_the_old_export(tmp_path, monkeypatch):
             raise OSError("disk gone")
         return real(row)
 
-    monkeypatch.setattr(export_module, "sample_from_response", fail_late)
+    monkeypatch.setattr(export_module, "samples_from_response", fail_late)
     with pytest.raises(OSError, match="disk gone"):
         export(tmp_path, [source], seed=1, tokens_per_group=10)
     assert hashes(tmp_path / "export") == before
@@ -292,13 +292,13 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tasks.core import export as module
-real, calls = module.sample_from_response, []
+real, calls = module.samples_from_response, []
 def kill(row):
     calls.append(row)
     if len(calls) == 15:
         os._exit(9)
     return real(row)
-module.sample_from_response = kill
+module.samples_from_response = kill
 root = Path(sys.argv[1])
 module.export_run(
     datasets=[module.ExportDataset("d", root / "d", "complete")], out_dir=root / "export", eval_fraction=0.5,

@@ -34,14 +34,14 @@ _UNOPENED_THOUGHT = re.compile(r"\A.*</think>\s*", re.DOTALL)  # the template wr
 Turn = dict[str, Any]
 
 
-def clean_turns(turns: Sequence[Any], *, keep_thoughts: bool = False) -> list[Turn]:
+def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts: bool = False) -> list[Turn]:
     """The turns a template is given, by the rules at the top of this module.
 
     Raises:
         RowRejected: "no_user_turn", "unknown_role", "not_text", "bad_field" or "bad_tool_call".
     """
     cleaned = [clean_turn(turn, keep_thoughts=keep_thoughts) for turn in turns]
-    cleaned = [turn for turn in cleaned if not _is_empty(turn)]
+    cleaned = [turn for turn in cleaned if not _is_empty(turn) and (keep_system or turn["role"] != "system")]
     first_user = next((i for i, turn in enumerate(cleaned) if turn["role"] == "user"), None)
     if first_user is None:
         raise RowRejected("no_user_turn", f"none of the {len(turns)} turns is a user turn with text")

@@ -32,17 +32,18 @@ _ID_CHARS = 16
 _ASKERS = ("user", "tool")
 
 
-def make_prompt(conversation: Conversation, shape: Shape = "last") -> Prompt:
-    """Clean a conversation and say where the target's answers go.
+def make_prompt(conversation: Conversation, shape: Shape = "last", *, keep_system: bool = True) -> Prompt:
+    """Clean a conversation and say where the target's answers go; its system turns may be left out.
 
     Raises:
         RowRejected: a turn is unusable, nothing is left to answer or to learn, "tool_turns" where `each`
             cannot go on from the target's own answer, or a value has no JSON form.
     """
+    messages = clean_turns(conversation.turns, keep_system=keep_system, keep_thoughts=shape == "trajectory")
     if shape == "trajectory":
-        prompt = _make(conversation, _finished_turns(conversation))
+        prompt = _make(conversation, _finish(messages))
     else:
-        prompt = _ask(conversation, shape)
+        prompt = _ask(conversation, messages, shape)
     try:
         prompt.to_line()  # lone surrogates, integers past 64 bits, bytes of a parquet column
     except orjson.JSONEncodeError as exc:
@@ -63,8 +64,7 @@ def content_id(prompt: Prompt) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_CHARS]
 
 
-def _ask(conversation: Conversation, turns: Turns) -> Prompt:
-    messages = clean_turns(conversation.turns)
+def _ask(conversation: Conversation, messages: list[Turn], turns: Turns) -> Prompt:
     while messages[-1]["role"] not in _ASKERS:
         messages.pop()
     prompt = _make(conversation, messages)
@@ -99,12 +99,11 @@ def _answer_places(messages: Sequence[Turn]) -> list[int]:
     ]
 
 
-def _finished_turns(conversation: Conversation) -> list[Turn]:
-    messages = clean_turns(conversation.turns, keep_thoughts=True)
-    while messages[-1]["role"] != "assistant":
+def _finish(messages: list[Turn]) -> list[Turn]:
+    while messages and messages[-1]["role"] != "assistant":
         messages.pop()
-        if not messages:
-            raise RowRejected("no_assistant_turn", "the conversation has no answer to learn")
+    if not messages:
+        raise RowRejected("no_assistant_turn", "the conversation has no answer to learn")
     return messages
 
 
