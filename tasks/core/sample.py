@@ -1,7 +1,6 @@
 """A look at the first rows of a dataset's source, before anything is prepared.
 
-Knows sources and adapters; does not know servers. Invariant: what it costs does not grow with the source, a
-JSON array aside.
+Knows sources and adapters; does not know servers. Invariant: what it costs does not grow with the source.
 """
 
 from collections.abc import Sequence

@@ -19,6 +19,7 @@ from tasks.core.sources import (
     SourceRow,
     hash_source,
     iter_rows,
+    readers,
     resolve_source,
 )
 
@@ -33,15 +34,24 @@ def write_lines(path: Path, *lines: bytes) -> Path:
 
 def write_as(path: Path, rows: list[dict]) -> Path:
     lines = b"".join(orjson.dumps(row) + b"\n" for row in rows)
+    array = orjson.dumps(rows, option=orjson.OPT_INDENT_2)
+    text = array if path.name.startswith("array") else lines
     if path.name.endswith(".gz"):
-        path.write_bytes(gzip.compress(lines))
+        path.write_bytes(gzip.compress(text))
+    elif path.name.endswith(".zst"):
+        path.write_bytes(compress_zstd(text))
     elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.name == "array.json":
-        path.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     else:
-        path.write_bytes(lines)
+        path.write_bytes(text)
     return path
+
+
+def compress_zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return out.getvalue().to_pybytes()
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -103,7 +113,23 @@ def test_an_unusable_source_is_refused_by_name(tmp_path, source):
 
 
 @pytest.mark.parametrize(
-    "name", ["a.jsonl", "a.JSONL", "a.ndjson", "a.jsonl.gz", "lines.json", "array.json", "a.parquet"]
+    "name",
+    [
+        "a.jsonl",
+        "a.JSONL",
+        "a.ndjson",
+        "a.parquet",
+        "a.jsonl.gz",
+        "a.jsonl.zst",
+        "a.ndjson.gz",
+        "a.ndjson.zst",
+        "lines.json",
+        "lines.json.gz",
+        "lines.json.zst",
+        "array.json",
+        "array.json.gz",
+        "array.json.zst",
+    ],
 )
 def test_every_format_gives_the_same_rows(tmp_path, name):
     """Rows are equal whatever the container, and each knows its place from 1."""
@@ -157,9 +183,15 @@ def test_bad_lines_at_the_start_are_given_once_a_good_one_follows(tmp_path):
         ("numbers.jsonl", b"1\n2\n"),
         ("strings.json", b'["a", "b"]'),
         ("cut.json", b'[{"id": 1}, {'),
+        ("cut.json", b'[{"id": 1}, {"text": "a'),
+        ("two.json", b'[{"id": 1}] [{"id": 2}]'),
+        ("bracket.json", b'[{"id": 1]}, {"id": 2}]'),
         ("fake.parquet", b"PAR1 but no parquet"),
         ("fake.jsonl.gz", b'{"id": 1}\n'),
         ("cut.jsonl.gz", gzip.compress(b'{"id": 1}\n' * 1000, mtime=0)[:-12]),
+        ("fake.jsonl.zst", b'{"id": 1}\n'),
+        ("cut.jsonl.zst", compress_zstd(b'{"id": 1}\n' * 1000)[:-1]),
+        ("cut.json.zst", compress_zstd(b"[" + b'{"id": 1},\n' * 1000 + b"{}]")[:-1]),
     ],
 )
 def test_a_file_of_another_format_is_refused_by_name(tmp_path, name, content):
@@ -170,10 +202,48 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path, name, content):
         list(iter_rows([file]))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_an_empty_file_has_no_rows(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.jsonl", b""), ("a.json", b""), ("a.json", b"[ ]\n"), ("a.jsonl.zst", compress_zstd(b""))],
+)
+def test_an_empty_file_has_no_rows(tmp_path, name, content):
     """Nothing in it is not an error of format."""
-    assert list(iter_rows([write_lines(tmp_path / name, b"")])) == []
+    (tmp_path / name).write_bytes(content)
+    assert list(iter_rows([tmp_path / name])) == []
+
+
+def test_a_malformed_row_far_into_a_file_is_named_by_its_line(tmp_path):
+    """The line that an editor shows, whatever came before it."""
+    lines = [b'{"id": %d}' % number for number in range(1, 10_001)]
+    lines[7_430] = b'{"id": 7431, "text": "cut'
+    items = list(iter_rows([write_lines(tmp_path / "a.jsonl", *lines)]))
+    assert [item.where for item in items if isinstance(item, MalformedRow)] == ["a.jsonl:7431"]
+    assert len(items) == 10_000
+
+
+def test_a_bad_record_of_an_array_is_one_malformed_row(tmp_path):
+    """The records around it are kept, and read as strictly as lines: floats, long numbers, NaN."""
+    file = tmp_path / "a.json"
+    records = [
+        b'{"n": 1.0}', b'{"n": NaN}', b'{"n": tru}', b"7", b'{"n": 1e400}', b'{"n": "\xff"}',
+        b'{"n": 18446744073709551615}', b'{"n": "\\ud800"}', b"",
+    ]  # fmt: skip
+    file.write_bytes(b"\xef\xbb\xbf [" + b", ".join(records) + b"]")
+    items = list(iter_rows([file]))
+    assert [item.where for item in items] == [f"a.json:{n}" for n in range(1, 9)]
+    good = {item.where[-1]: item.row["n"] for item in items if isinstance(item, SourceRow)}
+    assert good == {"1": 1.0, "2": None, "7": 18446744073709551615}
+    assert type(good["1"]) is float
+
+
+def test_an_array_that_breaks_off_says_where(tmp_path):
+    """What was whole comes out first; the message names the last whole record."""
+    file = tmp_path / "a.json"
+    file.write_bytes(b"[" + b'{"id": 1},\n' * 200_000 + b'{"id": ')
+    rows = iter_rows([file])
+    assert next(rows).row == {"id": 1}
+    with pytest.raises(SourceError, match=r"a\.json: .* breaks off after record 200000"):
+        list(rows)
 
 
 def test_the_nan_of_other_writers_becomes_null(tmp_path):
@@ -203,16 +273,33 @@ def test_parquet_columns_become_plain_python(tmp_path):
     assert items[-1].where == "a.parquet:700"
 
 
-@given(
-    rows=st.lists(
-        st.dictionaries(st.text(), st.integers(-(2**53), 2**53) | st.text() | st.none()), max_size=20
-    )
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
+ANY_ROWS = st.lists(st.dictionaries(st.text(), ANY_JSON, max_size=4), max_size=20)
+
+
+@given(rows=ANY_ROWS)
 def test_what_is_written_as_lines_is_read_back(rows, tmp_path_factory):
     """Any JSON objects survive the way through a file, in order."""
     file = tmp_path_factory.getbasetemp() / "any.jsonl"
     file.write_bytes(b"".join(orjson.dumps(row) + b"\n\n" for row in rows))
     assert read_good(file) == rows
+
+
+@given(rows=ANY_ROWS, chunk=st.integers(1, 40))
+def test_an_array_is_cut_into_its_records_wherever_it_is_read(rows, chunk, tmp_path_factory):
+    """Brackets, commas and quotes within strings, and the ends of the pieces that are read, cut nothing."""
+    file = tmp_path_factory.getbasetemp() / "any.json"
+    file.write_bytes(json.dumps(rows, indent=1).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "_CHUNK_BYTES", chunk)
+        assert read_good(file) == rows
 
 
 def test_the_hash_knows_names_and_content_only(tmp_path):

@@ -1,0 +1,72 @@
+"""Which files a source names, and the hash of what is in them.
+
+Knows folders, globs and contents; does not know formats. Invariant: the same files under other folders or in
+another order have the same hash.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import orjson
+
+from tasks.core.sources.readers import expected_files, suffix_of
+from tasks.core.sources.rows import SourceError
+
+
+def find_files(source: str, *, base: Path) -> list[Path]:
+    """The files that a source names, sorted: one file, a folder (recursive) or a glob.
+
+    Hidden files and folders are passed over in folders, unsupported files in folders and globs.
+
+    Args:
+        source: A path or glob, relative to `base` or absolute.
+        base: The folder that a relative source starts from.
+
+    Raises:
+        SourceError: nothing was found, or nothing of a supported kind.
+    """
+    if not source.strip():
+        raise SourceError(f"source {source!r} is empty; {expected_files()}")
+    path = base / Path(source).expanduser()
+    if path.is_file():
+        found = [path]
+    elif path.is_dir():
+        found = _list_files(path)
+    else:
+        found = _expand_glob(path)
+    usable = [file for file in found if suffix_of(file)]
+    if usable:
+        return usable
+    if found:
+        names = ", ".join(file.name for file in found[:3])
+        raise SourceError(
+            f"source {source!r}: {path} has no supported file (it has {names}); {expected_files()}"
+        )
+    raise SourceError(f"source {source!r}: no file found at {path}; {expected_files()}")
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Hex sha256 of the files' names and contents; their folders and order do not count."""
+    digests = []
+    for path in paths:
+        with path.open("rb") as stream:
+            digests.append((path.name, hashlib.file_digest(stream, "sha256").hexdigest()))
+    return hashlib.sha256(orjson.dumps(sorted(digests))).hexdigest()
+
+
+def _list_files(folder: Path) -> list[Path]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+
+
+def _expand_glob(path: Path) -> list[Path]:
+    parts = path.parts
+    magic = next((i for i, part in enumerate(parts) if any(char in part for char in "*?[")), None)
+    if magic is None:
+        return []
+    root, pattern = Path(*parts[:magic]), str(Path(*parts[magic:]))
+    files: set[Path] = set()
+    for match in root.glob(pattern):
+        files.update(_list_files(match) if match.is_dir() else [match])
+    return sorted(files)

@@ -1,0 +1,212 @@
+"""One dataset file as rows.
+
+Knows the file formats (JSON Lines and JSON arrays, plain, gzip or zstd; parquet); does not know where files
+are found. Invariant: every non-blank line or record comes out once, in order, as a row or as a malformed row
+with its place; memory does not grow with the file, only with its longest row.
+"""
+
+import contextlib
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from tasks.core.sources.rows import (
+    MalformedRow,
+    SourceError,
+    SourceRow,
+    parse_json,
+    read_row,
+    to_malformed,
+    to_row,
+)
+
+SUPPORTED = (
+    ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst",
+    ".json", ".json.gz", ".json.zst", ".parquet",
+)  # fmt: skip
+
+_BOM = b"\xef\xbb\xbf"
+_PARQUET_BATCH_ROWS = 256
+_SNIFF_BYTES = 4096
+_CHUNK_BYTES = 1 << 20
+_MOST_RECORD_BYTES = 1 << 28  # a quote too many makes one record of the rest of a file
+_WRONG_LINES = 5  # this many lines without any JSON at the start: not the format, rather than a bad line
+
+# Up to the next bracket, or to the comma between two records, over strings and innermost brackets at once.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"
+_INNERMOST = rb"\{" + _FLAT + rb"\}|\[" + _FLAT + rb"\]"
+_WITHIN_RECORD = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb"|" + _INNERMOST + rb")*+[\[\]{}]", re.DOTALL)
+_BETWEEN_RECORDS = re.compile(
+    rb'(?:[^"\[\]{},]++|' + _STRING + rb"|" + _INNERMOST + rb")*+[\[\]{},]", re.DOTALL
+)
+
+
+def expected_files() -> str:
+    """What a source may be, for messages."""
+    return f"expected a file, folder or glob of {', '.join(SUPPORTED)}"
+
+
+def suffix_of(path: Path) -> str | None:
+    """The supported suffix that a file's name ends with."""
+    name = path.name.lower()
+    return next((suffix for suffix in SUPPORTED if name.endswith(suffix)), None)
+
+
+def read_file(path: Path) -> Iterator[SourceRow | MalformedRow]:
+    """Stream the rows of one file; blank lines are skipped.
+
+    Raises:
+        SourceError: the file is unreadable or damaged, is not what its name says, or is not empty and yet
+            has not one good row.
+    """
+    any_good = False
+    first_bad: MalformedRow | None = None
+    for item in _read_any(path):
+        if isinstance(item, SourceRow):
+            any_good = True
+        elif first_bad is None:
+            first_bad = item
+        yield item
+    if first_bad is not None and not any_good:
+        raise SourceError(f"{path}: not one usable row; {first_bad.where}: {first_bad.detail}")
+
+
+def _read_any(path: Path) -> Iterator[SourceRow | MalformedRow]:
+    suffix = suffix_of(path)
+    if suffix is None:
+        raise SourceError(f"{path}: unsupported file; {expected_files()}")
+    if suffix == ".parquet":
+        return _read_parquet(path)
+    if suffix.startswith(".json") and not suffix.startswith(".jsonl") and _starts_as_array(path):
+        return _read_array(path)
+    return _read_lines(path)
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """The file's bytes, decompressed."""
+    name = path.name.lower()
+    try:
+        if name.endswith(".zst"):
+            import pyarrow as pa  # slow to import, and most sources are plain
+
+            with pa.input_stream(path, compression="zstd") as raw, io.BufferedReader(raw) as stream:
+                yield cast("BinaryIO", stream)
+        else:
+            with gzip.open(path) if name.endswith(".gz") else path.open("rb") as stream:
+                yield cast("BinaryIO", stream)
+    except (OSError, EOFError, zlib.error) as exc:  # a cut or damaged gzip raises any of the three
+        raise SourceError(f"{path}: cannot be read to its end ({exc})") from exc
+
+
+def _starts_as_array(path: Path) -> bool:
+    with _open(path) as stream:
+        return stream.read(_SNIFF_BYTES).removeprefix(_BOM).lstrip().startswith(b"[")
+
+
+def _read_lines(path: Path) -> Iterator[SourceRow | MalformedRow]:
+    # Bad lines before the first JSON: perhaps the file is no JSON at all, or one array over many lines.
+    held: list[MalformedRow] = []
+    seen_json = False
+    for number, text in _iter_lines(path):
+        where = f"{path.name}:{number}"
+        try:
+            value = parse_json(text)
+        except ValueError as exc:
+            bad = to_malformed(where, exc, text)
+            if seen_json:
+                yield bad
+                continue
+            held.append(bad)
+            if len(held) == _WRONG_LINES or held[0].text_head.startswith("["):
+                break
+            continue
+        yield from held
+        held = []
+        seen_json = True
+        yield to_row(where, value, text)
+    if held:
+        raise SourceError(
+            f"{path}: not JSON Lines: no JSON in its first {len(held)} lines (it starts "
+            f"{held[0].text_head!r}); {expected_files()}, and a JSON array only in a .json file"
+        )
+
+
+def _iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with _open(path) as stream:
+        for number, line in enumerate(stream, 1):
+            text = (line.removeprefix(_BOM) if number == 1 else line).strip()
+            if text:
+                yield number, text
+
+
+def _read_array(path: Path) -> Iterator[SourceRow | MalformedRow]:
+    """Each record is parsed as a line would be, so that a bad one is one malformed row."""
+    number = 0
+    try:
+        with _open(path) as stream:
+            for text in _cut_records(stream):
+                number += 1
+                yield read_row(f"{path.name}:{number}", text)
+    except _BrokenArrayError as exc:
+        raise SourceError(f"{path}: the JSON array {exc} after record {number}; is the file whole?") from exc
+
+
+class _BrokenArrayError(ValueError):
+    """An array that does not end, or not where it should."""
+
+
+def _cut_records(stream: BinaryIO) -> Iterator[bytes]:
+    """The texts between the commas of a JSON array, found by brackets and strings alone."""
+    buffer = stream.read(_SNIFF_BYTES)
+    start = position = buffer.index(b"[") + 1
+    depth = 1
+    while depth:
+        match = (_WITHIN_RECORD if depth > 1 else _BETWEEN_RECORDS).match(buffer, position)
+        if match is None:
+            buffer = buffer[start:] + _read_more(stream, at_least=len(buffer) - start)
+            start, position = 0, position - start
+            continue
+        position = match.end()
+        mark = buffer[position - 1 : position]
+        if mark in b"[{":
+            depth += 1
+        elif mark in b"]}":
+            depth -= 1
+        if depth == 0 or mark == b",":  # which is looked for between records only
+            text = buffer[start : position - 1].strip()
+            if text or mark == b",":
+                yield text
+            start = position
+    if buffer[position:].strip() or stream.read(_SNIFF_BYTES).strip():
+        raise _BrokenArrayError("ends too early, with more text,")
+
+
+def _read_more(stream: BinaryIO, *, at_least: int) -> bytes:
+    """The next chunk, as long as the record so far: one of any length is searched a few times only."""
+    if at_least > _MOST_RECORD_BYTES:
+        raise _BrokenArrayError(f"has a record of over {_MOST_RECORD_BYTES >> 20} MiB")
+    more = stream.read(max(_CHUNK_BYTES, at_least))
+    if not more:
+        raise _BrokenArrayError("breaks off")
+    return more
+
+
+def _read_parquet(path: Path) -> Iterator[SourceRow | MalformedRow]:
+    import pyarrow as pa  # slow to import, and most sources are JSON Lines
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield SourceRow(where=f"{path.name}:{number}", row=row)
+    except (pa.ArrowException, OSError) as exc:
+        raise SourceError(f"{path}: not readable as parquet after {number} rows ({exc})") from exc

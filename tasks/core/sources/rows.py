@@ -1,0 +1,76 @@
+"""One row of a source, and the strict JSON that rows are made of.
+
+Knows JSON and its common deviations; does not know files. Invariant: every text comes out as a row or as a
+malformed row with its place, never as nothing.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+_HEAD_CHARS = 120
+
+
+class SourceError(ValueError):
+    """A source can't be read at all; the message names the source or file and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One row as plain Python values; `where` is its file name and 1-based line or record."""
+
+    where: str
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedRow:
+    """A line or record that is not a JSON object; `text_head` is its beginning."""
+
+    where: str
+    detail: str
+    text_head: str
+
+
+def read_row(where: str, text: bytes) -> SourceRow | MalformedRow:
+    """The row that a JSON text holds, malformed if it holds none."""
+    try:
+        return to_row(where, parse_json(text), text)
+    except ValueError as exc:
+        return to_malformed(where, exc, text)
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse strictly; the NaN and Infinity that Python's json writes come out as None.
+
+    Raises:
+        ValueError: the text is no JSON.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+    try:
+        return orjson.loads(orjson.dumps(json.loads(text)))
+    except (TypeError, RecursionError) as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def to_row(where: str, value: Any, text: bytes) -> SourceRow | MalformedRow:
+    """The row that a JSON value is; `text` is what it was parsed from."""
+    if isinstance(value, dict):
+        return SourceRow(where=where, row=value)
+    detail = f"a JSON object was expected, not {type(value).__name__}"
+    return MalformedRow(where=where, detail=detail, text_head=_head(text))
+
+
+def to_malformed(where: str, exc: ValueError, text: bytes) -> MalformedRow:
+    """What stands for a text that `parse_json` refused."""
+    return MalformedRow(where=where, detail=f"not JSON: {exc}", text_head=_head(text))
+
+
+def _head(text: bytes) -> str:
+    return text[: 4 * _HEAD_CHARS].decode("utf-8", errors="replace")[:_HEAD_CHARS]
