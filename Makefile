@@ -7,13 +7,16 @@ DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-live test-profiles test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
+.PHONY: help demo hub test test-live test-profiles test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 demo: $(RUN_STAMP) ## Install, then make training data with a small real model on this machine's CPU
 	$(BIN)/draftmill run --param-file demo/params.yaml
+
+hub: $(RUN_STAMP) ## Install what reads datasets from the Hub (source: hub:ORG/NAME)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/hub.txt
 
 test: check ## Lint, types, contracts and every test (about 10 minutes on 2 cores)
 	$(BIN)/python -m pytest
@@ -64,8 +67,10 @@ sglang-flags: ## The table of SGLang's flags, from its own parser: make sglang-f
 lock: ## Compile the locks from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \
 	  --no-header --no-emit-index-url -o requirements/run.txt
-	$(UV) pip compile pyproject.toml --extra embedded --extra dev --universal --python-version 3.11 \
-	  --generate-hashes --no-header --no-emit-index-url -c requirements/run.txt -o requirements/dev.txt
+	$(UV) pip compile pyproject.toml --extra embedded --extra hub --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-emit-index-url -c requirements/run.txt -o requirements/hub.txt
+	$(UV) pip compile pyproject.toml --extra embedded --extra hub --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-emit-index-url -c requirements/hub.txt -o requirements/dev.txt
 
 clean: ## Remove the virtual environment (generated data in data/ is kept)
 	rm -rf $(VENV)

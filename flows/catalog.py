@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from flows.parameters import DatasetSettings, RunParameters
-from tasks.core.sources import SourceError, resolve_source
+from tasks.core.sources import SourceError, make_absolute, resolve_source
 
 CATALOG = Path(__file__).resolve().parent.parent / "datasets.toml"
 
@@ -41,7 +41,7 @@ def read_param_file(path: Path) -> dict[str, Any]:
         raise InputError(f"parameter file {str(path)!r} must hold a mapping of parameters to values")
     for dataset in _spelled_out(data):
         if isinstance(dataset.get("source"), str):
-            dataset["source"] = str(path.resolve().parent / Path(dataset["source"]).expanduser())
+            dataset["source"] = make_absolute(dataset["source"], base=path.resolve().parent)
     return data
 
 
@@ -147,12 +147,12 @@ def _read_entry(name: str, settings: dict[str, Any], catalog: Path) -> DatasetSe
 
 
 def _absolute(dataset: DatasetSettings, base: Path) -> DatasetSettings:
-    return dataset.model_copy(update={"source": str(base.resolve() / Path(dataset.source).expanduser())})
+    return dataset.model_copy(update={"source": make_absolute(dataset.source, base=base)})
 
 
 def _check_dataset(dataset: DatasetSettings) -> None:
     try:
-        resolve_source(dataset.source, base=Path.cwd())
+        resolve_source(dataset.full_source, base=Path.cwd())
     except (SourceError, ValueError) as exc:
         raise InputError(f"dataset {dataset.name!r}: {exc}") from exc
 

@@ -122,7 +122,7 @@ def to_work(parameters: RunParameters, dataset: DatasetSettings) -> DatasetWork:
     """What the plan of a run has to know of a dataset."""
     return DatasetWork(
         goal=to_plan(parameters, dataset),
-        source=dataset.source,
+        source=dataset.full_source,
         options=to_prepare_options(parameters, dataset),
         expected_mean_tokens=dataset.expected_mean_tokens,
     )
@@ -135,7 +135,7 @@ def to_prepare_request(
     plan = to_plan(parameters, dataset)
     return PrepareRequest(
         output_dir=Path(parameters.output_dir),
-        source=dataset.source,
+        source=dataset.full_source,
         options=to_prepare_options(parameters, dataset),
         fingerprint=fingerprint,
         details={"kind": dataset.kind, "budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.core.sources import is_hub_source, spell_hub_source
+
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 AdapterName = Literal[  # spelled out: a form's choices
     "glaive",
@@ -179,7 +181,13 @@ class DatasetSettings(_Section):
     name: DatasetName = Field(json_schema_extra={"not": {"pattern": _TAKEN}})
     """Names the folder under output_dir."""
     source: str
-    """File, folder or glob of JSONL or parquet files; a relative path starts at the parameter file."""
+    """File, folder or glob (JSONL, JSON or parquet; relative to the parameter file), or hub:ORG/NAME."""
+    revision: str | None = None
+    """Source on the Hub: branch, tag or commit; empty is the main branch."""
+    subset: str | None = None
+    """Source on the Hub: which of its subsets (configurations); empty is its default one."""
+    split: str | None = None
+    """Source on the Hub: which of its splits; empty is train."""
     adapter: AdapterName
     """Which row format the source has (glaive, magicoder, messages, mixturethoughts, opencodeinstruct,
     openthoughts, prompt, sharegpt, sweagent, text, ultrachat)."""
@@ -220,6 +228,20 @@ class DatasetSettings(_Section):
                 f"another one, for example {f'{name}-1'!r}"
             )
         return name
+
+    @model_validator(mode="after")
+    def _check_source(self) -> "DatasetSettings":
+        for name in ("revision", "subset", "split"):
+            if getattr(self, name) is not None and not is_hub_source(self.source):
+                raise ValueError(f"{name} is for a source on the Hub (hub:ORG/NAME), not for {self.source!r}")
+        return self
+
+    @property
+    def full_source(self) -> str:
+        """The source with what picks its rows on the Hub."""
+        if not is_hub_source(self.source):
+            return self.source
+        return spell_hub_source(self.source, revision=self.revision, subset=self.subset, split=self.split)
 
 
 class Export(_Section):

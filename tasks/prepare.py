@@ -77,8 +77,8 @@ async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
 
 def _prepare(request: PrepareRequest) -> PrepareReport:
     """The fingerprint is checked before anything is written: a refused change leaves the folder as it is."""
-    paths = resolve_source(request.source, base=Path.cwd())
-    source_sha256 = hash_source(paths)
+    source = resolve_source(request.source, base=Path.cwd())
+    source_sha256 = hash_source(source)
     with hold_folder_lock(request.folder):
         update_run_file(
             request.output_dir,
@@ -87,4 +87,4 @@ def _prepare(request: PrepareRequest) -> PrepareReport:
             now=datetime.now(UTC).isoformat(timespec="seconds"),
             accept_changed=request.accept_changed,
         )
-        return prepare(request.folder, paths, options=request.options, source_sha256=source_sha256)
+        return prepare(request.folder, source, options=request.options, source_sha256=source_sha256)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,7 @@ from tasks.core.files import name_in_errors, remove_stale_temps, replace_atomica
 from tasks.core.prompt_file import IndexBuilder, PromptFile, hash_id
 from tasks.core.records import Prompt, Rejected
 from tasks.core.response_log import REJECTED, parse_line, read_lines
-from tasks.core.sources import MalformedRow, iter_rows
+from tasks.core.sources import MalformedRow, Source, iter_rows
 
 PROMPTS = "prompts.jsonl"
 REPORT = "prepare.json"
@@ -74,7 +74,7 @@ class PrepareReport:
 
 
 def prepare_prompts(
-    folder: Path, sources: Sequence[Path], *, options: PrepareOptions, source_sha256: str
+    folder: Path, sources: Source, *, options: PrepareOptions, source_sha256: str
 ) -> PrepareReport:
     """Write `<folder>/prompts.jsonl`, its index and prepare.json; keep them when they are up to date.
 
@@ -129,7 +129,7 @@ def open_prompts(folder: Path) -> PromptFile:
     return PromptFile(folder / PROMPTS)
 
 
-def adapt_rows(sources: Sequence[Path], options: PrepareOptions) -> Iterator[Prompt | Rejected]:
+def adapt_rows(sources: Source, options: PrepareOptions) -> Iterator[Prompt | Rejected]:
     """Every row of a source, in its order, as a prompt or with why it is none."""
     adapter = get_adapter(options.adapter)
     label = options.name.split("_", 1)[0]

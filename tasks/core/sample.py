@@ -3,13 +3,13 @@
 Knows sources and adapters; does not know servers. Invariant: what it costs does not grow with the source.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from tasks.core.prepare import PrepareOptions, adapt_rows
 from tasks.core.records import Prompt
+from tasks.core.sources import HubDataset, Source
 
 SAMPLE_ROWS = 32
 _LOOK_BYTES = 1 << 20
@@ -27,23 +27,23 @@ class PromptSample:
     is_whole: bool
 
 
-def sample_prompts(
-    paths: Sequence[Path], options: PrepareOptions, *, limit: int = SAMPLE_ROWS
-) -> PromptSample:
+def sample_prompts(source: Source, options: PrepareOptions, *, limit: int = SAMPLE_ROWS) -> PromptSample:
     """Read the first rows.
 
     Raises:
         SourceError: a file cannot be read, or is not what its name says.
     """
-    rows = list(islice(adapt_rows(paths, options), limit))
+    rows = list(islice(adapt_rows(source, options), limit))
     prompts = [row for row in rows if isinstance(row, Prompt)]
     if len(rows) < limit:
         return PromptSample(prompts, len(rows), is_whole=True)
-    return PromptSample(prompts, _estimate_rows(paths), is_whole=False)
+    return PromptSample(prompts, _estimate_rows(source), is_whole=False)
 
 
-def _estimate_rows(paths: Sequence[Path]) -> int | None:
-    counts = [_estimate_rows_of(path) for path in paths]
+def _estimate_rows(source: Source) -> int | None:
+    if isinstance(source, HubDataset):
+        return None
+    counts = [_estimate_rows_of(path) for path in source]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 

@@ -2,10 +2,12 @@
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import ValidationError
 
 from flows.catalog import InputError, build_parameters, complete_parameters
 from flows.parameters import DatasetSettings, RunParameters, Server
 from tasks.core.adapters import ADAPTERS
+from tasks.core.sources import SourceError
 
 
 def test_the_adapters_to_choose_from_are_those_that_there_are():
@@ -76,3 +78,29 @@ def test_two_datasets_of_one_name_are_refused():
     """Capitals aside, and from the catalog too."""
     with pytest.raises(InputError, match=r"^datasets: A, a, a would share a folder; give each"):
         build_parameters({"datasets": ["a", "b", {"name": "A", **DATASET}, {"name": "a", **DATASET}]})
+
+
+def test_a_hub_source_is_taken_as_it_is_and_asked_for_with_its_settings(monkeypatch, tmp_path):
+    """No folder is put before it; what the Hub refuses is named with the dataset."""
+    asked = []
+    monkeypatch.setattr("tasks.core.sources.find_dataset", asked.append)
+    catalog = tmp_path / "datasets.toml"
+    catalog.write_text('[mine]\nsource = "hub:org/name"\nadapter = "messages"\nsplit = "test"\n')
+    for _ in range(2):  # the command does it, and the flow again
+        (dataset,) = complete_parameters(RunParameters(datasets=["mine"]), catalog=catalog).datasets
+        assert dataset.source == "hub:org/name"
+        complete_parameters(RunParameters(datasets=[dataset]), catalog=catalog)
+    assert asked == ["hub:org/name?split=test"] * 4
+
+    def refuse(source):
+        raise SourceError(f"source {source!r}: away")
+
+    monkeypatch.setattr("tasks.core.sources.find_dataset", refuse)
+    with pytest.raises(InputError, match=r"^dataset 'mine': source 'hub:org/name\?split=test': away$"):
+        complete_parameters(RunParameters(datasets=["mine"]), catalog=catalog)
+
+
+def test_hub_settings_are_refused_for_files():
+    """They would be ignored."""
+    with pytest.raises(ValidationError, match=r"split is for a source on the Hub .* not for 'a\.jsonl'"):
+        DatasetSettings(name="mine", source="a.jsonl", adapter="messages", split="train")

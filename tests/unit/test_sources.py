@@ -314,7 +314,7 @@ def test_the_hash_knows_names_and_content_only(tmp_path):
     ]
     before = hash_source(one)
     assert len(before) == 64
-    assert hash_source(reversed(two)) == before
+    assert hash_source(two[::-1]) == before
     two[0].write_bytes(two[0].read_bytes() + b"\n")
     assert hash_source(two) != before
     assert hash_source([one[0].rename(tmp_path / "one" / "c"), one[1]]) != before

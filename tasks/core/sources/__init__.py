@@ -1,51 +1,76 @@
 """Sources: where the rows of a dataset come from.
 
-Knows files; does not know what a row means, which is for the adapters to say. Invariant: every row comes out
-once, in order, as a row or as a malformed row with its place; memory does not grow with the source.
+Knows files and the Hub; does not know what a row means, which is for the adapters to say. Invariant: every
+row comes out once, in order, as a row or as a malformed row with its place; memory does not grow with the
+source.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.core.sources.files import find_files, hash_files
+from tasks.core.sources.files import find_files, hash_files, to_data_file
+from tasks.core.sources.hub import (
+    HubDataset,
+    find_dataset,
+    hash_dataset,
+    is_hub_source,
+    read_dataset,
+    spell_hub_source,
+)
 from tasks.core.sources.readers import SUPPORTED, read_file
 from tasks.core.sources.rows import MalformedRow, SourceError, SourceRow
 
 __all__ = [
     "SUPPORTED",
+    "HubDataset",
     "MalformedRow",
+    "Source",
     "SourceError",
     "SourceRow",
     "hash_source",
+    "is_hub_source",
     "iter_rows",
+    "make_absolute",
     "resolve_source",
+    "spell_hub_source",
 ]
 
+Source = Sequence[Path] | HubDataset
+"""What a source names, found: its files, or one commit of a dataset on the Hub."""
 
-def resolve_source(source: str, *, base: Path) -> list[Path]:
-    """The files that a source names, sorted: one file, a folder (recursive) or a glob.
+
+def make_absolute(source: str, *, base: Path) -> str:
+    """The same source, whatever folder it is resolved from later."""
+    return source if is_hub_source(source) else str(base.resolve() / Path(source).expanduser())
+
+
+def resolve_source(source: str, *, base: Path) -> Source:
+    """What a source names: one file, a folder (recursive), a glob or a dataset on the Hub.
 
     Args:
-        source: A path or glob, relative to `base` or absolute.
+        source: A path or glob, relative to `base` or absolute, or hub:ORG/NAME.
         base: The folder that a relative source starts from.
 
     Raises:
         SourceError: nothing was found, or nothing of a supported kind.
     """
-    return find_files(source, base=base)
+    return find_dataset(source) if is_hub_source(source) else find_files(source, base=base)
 
 
-def iter_rows(paths: Iterable[Path]) -> Iterator[SourceRow | MalformedRow]:
-    """Stream the rows of the files, in the order given; blank lines are skipped.
+def iter_rows(source: Source) -> Iterator[SourceRow | MalformedRow]:
+    """Stream the rows of the files, in the order given, or of the dataset; blank lines are skipped.
 
     Raises:
         SourceError: a file is unreadable or damaged, is not what its name says, or is not empty and yet
-            has not one good row.
+            has not one good row; the dataset cannot be read to its end.
     """
-    for path in paths:
-        yield from read_file(path)
+    if isinstance(source, HubDataset):
+        yield from read_dataset(source)
+        return
+    for path in source:
+        yield from read_file(to_data_file(path))
 
 
-def hash_source(paths: Iterable[Path]) -> str:
-    """Hex sha256 of the files' names and contents; their folders and order do not count."""
-    return hash_files(paths)
+def hash_source(source: Source) -> str:
+    """Hex sha256 of what a source holds: the files' names and contents, or the dataset's commit and split."""
+    return hash_dataset(source) if isinstance(source, HubDataset) else hash_files(source)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from tasks.core.sources.readers import expected_files, suffix_of
+from tasks.core.sources.readers import DataFile, expected_files, suffix_of
 from tasks.core.sources.rows import SourceError
 
 
@@ -35,7 +35,7 @@ def find_files(source: str, *, base: Path) -> list[Path]:
         found = _list_files(path)
     else:
         found = _expand_glob(path)
-    usable = [file for file in found if suffix_of(file)]
+    usable = [file for file in found if suffix_of(file.name)]
     if usable:
         return usable
     if found:
@@ -44,6 +44,11 @@ def find_files(source: str, *, base: Path) -> list[Path]:
             f"source {source!r}: {path} has no supported file (it has {names}); {expected_files()}"
         )
     raise SourceError(f"source {source!r}: no file found at {path}; {expected_files()}")
+
+
+def to_data_file(path: Path) -> DataFile:
+    """A file on this machine, to be read."""
+    return DataFile(path.name, str(path), lambda: path.open("rb"))
 
 
 def hash_files(paths: Iterable[Path]) -> str:

@@ -1,7 +1,7 @@
 """One dataset file as rows.
 
 Knows the file formats (JSON Lines and JSON arrays, plain, gzip or zstd; parquet); does not know where files
-are found. Invariant: every non-blank line or record comes out once, in order, as a row or as a malformed row
+are. Invariant: every non-blank line or record comes out once, in order, as a row or as a malformed row
 with its place; memory does not grow with the file, only with its longest row.
 """
 
@@ -10,7 +10,8 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -46,18 +47,26 @@ _BETWEEN_RECORDS = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file wherever it is: `name` tells its format, `place` tells people where it is."""
+
+    name: str
+    place: str
+    open: Callable[[], BinaryIO]
+
+
 def expected_files() -> str:
     """What a source may be, for messages."""
     return f"expected a file, folder or glob of {', '.join(SUPPORTED)}"
 
 
-def suffix_of(path: Path) -> str | None:
+def suffix_of(name: str) -> str | None:
     """The supported suffix that a file's name ends with."""
-    name = path.name.lower()
-    return next((suffix for suffix in SUPPORTED if name.endswith(suffix)), None)
+    return next((suffix for suffix in SUPPORTED if name.lower().endswith(suffix)), None)
 
 
-def read_file(path: Path) -> Iterator[SourceRow | MalformedRow]:
+def read_file(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
     """Stream the rows of one file; blank lines are skipped.
 
     Raises:
@@ -66,55 +75,58 @@ def read_file(path: Path) -> Iterator[SourceRow | MalformedRow]:
     """
     any_good = False
     first_bad: MalformedRow | None = None
-    for item in _read_any(path):
+    for item in _read_any(file):
         if isinstance(item, SourceRow):
             any_good = True
         elif first_bad is None:
             first_bad = item
         yield item
     if first_bad is not None and not any_good:
-        raise SourceError(f"{path}: not one usable row; {first_bad.where}: {first_bad.detail}")
+        raise SourceError(f"{file.place}: not one usable row; {first_bad.where}: {first_bad.detail}")
 
 
-def _read_any(path: Path) -> Iterator[SourceRow | MalformedRow]:
-    suffix = suffix_of(path)
+def _read_any(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
+    suffix = suffix_of(file.name)
     if suffix is None:
-        raise SourceError(f"{path}: unsupported file; {expected_files()}")
+        raise SourceError(f"{file.place}: unsupported file; {expected_files()}")
     if suffix == ".parquet":
-        return _read_parquet(path)
-    if suffix.startswith(".json") and not suffix.startswith(".jsonl") and _starts_as_array(path):
-        return _read_array(path)
-    return _read_lines(path)
+        return _read_parquet(file)
+    if suffix.startswith(".json") and not suffix.startswith(".jsonl") and _starts_as_array(file):
+        return _read_array(file)
+    return _read_lines(file)
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def _open(file: DataFile) -> Iterator[BinaryIO]:
     """The file's bytes, decompressed."""
-    name = path.name.lower()
+    suffix = Path(file.name).suffix.lower()
     try:
-        if name.endswith(".zst"):
-            import pyarrow as pa  # slow to import, and most sources are plain
+        with file.open() as raw:
+            if suffix == ".zst":
+                import pyarrow as pa  # slow to import, and most sources are plain
 
-            with pa.input_stream(path, compression="zstd") as raw, io.BufferedReader(raw) as stream:
-                yield cast("BinaryIO", stream)
-        else:
-            with gzip.open(path) if name.endswith(".gz") else path.open("rb") as stream:
-                yield cast("BinaryIO", stream)
+                with pa.CompressedInputStream(raw, "zstd") as plain, io.BufferedReader(plain) as stream:
+                    yield cast("BinaryIO", stream)
+            elif suffix == ".gz":
+                with gzip.open(raw) as stream:
+                    yield cast("BinaryIO", stream)
+            else:
+                yield raw
     except (OSError, EOFError, zlib.error) as exc:  # a cut or damaged gzip raises any of the three
-        raise SourceError(f"{path}: cannot be read to its end ({exc})") from exc
+        raise SourceError(f"{file.place}: cannot be read to its end ({exc})") from exc
 
 
-def _starts_as_array(path: Path) -> bool:
-    with _open(path) as stream:
+def _starts_as_array(file: DataFile) -> bool:
+    with _open(file) as stream:
         return stream.read(_SNIFF_BYTES).removeprefix(_BOM).lstrip().startswith(b"[")
 
 
-def _read_lines(path: Path) -> Iterator[SourceRow | MalformedRow]:
+def _read_lines(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
     # Bad lines before the first JSON: perhaps the file is no JSON at all, or one array over many lines.
     held: list[MalformedRow] = []
     seen_json = False
-    for number, text in _iter_lines(path):
-        where = f"{path.name}:{number}"
+    for number, text in _iter_lines(file):
+        where = f"{file.name}:{number}"
         try:
             value = parse_json(text)
         except ValueError as exc:
@@ -132,29 +144,31 @@ def _read_lines(path: Path) -> Iterator[SourceRow | MalformedRow]:
         yield to_row(where, value, text)
     if held:
         raise SourceError(
-            f"{path}: not JSON Lines: no JSON in its first {len(held)} lines (it starts "
+            f"{file.place}: not JSON Lines: no JSON in its first {len(held)} lines (it starts "
             f"{held[0].text_head!r}); {expected_files()}, and a JSON array only in a .json file"
         )
 
 
-def _iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with _open(path) as stream:
+def _iter_lines(file: DataFile) -> Iterator[tuple[int, bytes]]:
+    with _open(file) as stream:
         for number, line in enumerate(stream, 1):
             text = (line.removeprefix(_BOM) if number == 1 else line).strip()
             if text:
                 yield number, text
 
 
-def _read_array(path: Path) -> Iterator[SourceRow | MalformedRow]:
+def _read_array(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
     """Each record is parsed as a line would be, so that a bad one is one malformed row."""
     number = 0
     try:
-        with _open(path) as stream:
+        with _open(file) as stream:
             for text in _cut_records(stream):
                 number += 1
-                yield read_row(f"{path.name}:{number}", text)
+                yield read_row(f"{file.name}:{number}", text)
     except _BrokenArrayError as exc:
-        raise SourceError(f"{path}: the JSON array {exc} after record {number}; is the file whole?") from exc
+        raise SourceError(
+            f"{file.place}: the JSON array {exc} after record {number}; is the file whole?"
+        ) from exc
 
 
 class _BrokenArrayError(ValueError):
@@ -197,16 +211,16 @@ def _read_more(stream: BinaryIO, *, at_least: int) -> bytes:
     return more
 
 
-def _read_parquet(path: Path) -> Iterator[SourceRow | MalformedRow]:
+def _read_parquet(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
     import pyarrow as pa  # slow to import, and most sources are JSON Lines
     import pyarrow.parquet as pq
 
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
+        with file.open() as raw, pq.ParquetFile(raw) as table:
+            for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
-                    yield SourceRow(where=f"{path.name}:{number}", row=row)
+                    yield SourceRow(where=f"{file.name}:{number}", row=row)
     except (pa.ArrowException, OSError) as exc:
-        raise SourceError(f"{path}: not readable as parquet after {number} rows ({exc})") from exc
+        raise SourceError(f"{file.place}: not readable as parquet after {number} rows ({exc})") from exc
