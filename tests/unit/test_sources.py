@@ -1,7 +1,9 @@
 """Sources: files are found, read row by row, and hashed."""
 
 import gzip
+import io
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,6 +273,26 @@ def test_parquet_columns_become_plain_python(tmp_path):
     assert [item.row for item in items] == rows
     assert type(items[0].row["messages"][0]) is dict
     assert items[-1].where == "a.parquet:700"
+
+
+def test_parquet_is_read_piece_by_piece(tmp_path):
+    """The first row costs a few of the row groups, not the file."""
+    path = tmp_path / "a.parquet"
+    rows = [{"id": i, "noise": random.Random(i).randbytes(10_000)} for i in range(1000)]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=50)
+    read = 0
+
+    class Counting(io.FileIO):
+        def read(self, size: int = -1) -> bytes:
+            nonlocal read
+            data = super().read(size)
+            read += len(data)
+            return data
+
+    items = readers.read_file(readers.DataFile("a.parquet", "a", lambda: Counting(path)))
+    next(items)
+    assert read < path.stat().st_size / 2
+    assert sum(1 for _ in items) == 999
 
 
 ANY_JSON = st.recursive(

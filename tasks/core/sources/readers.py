@@ -217,7 +217,8 @@ def _read_parquet(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
 
     number = 0
     try:
-        with file.open() as raw, pq.ParquetFile(raw) as table:
+        # A buffer ahead holds all of the file that has been read, to the end: 10 GB of a 10 GB file.
+        with file.open() as raw, pq.ParquetFile(raw, pre_buffer=False) as table:
             for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
