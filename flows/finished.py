@@ -66,7 +66,8 @@ def _is_same(run: Mapping[str, Any], parameters: RunParameters) -> bool:
 
 
 def _is_prepared(run: Mapping[str, Any], request: PrepareRequest) -> bool:
-    source_sha256 = hash_source(resolve_source(request.source, base=Path.cwd()))
+    source = resolve_source(request.source, base=Path.cwd())
+    source_sha256 = hash_source(source, cache_folder=request.output_dir)
     report = read_report(request.folder)
     return (
         report is not None

@@ -78,7 +78,7 @@ async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
 def _prepare(request: PrepareRequest) -> PrepareReport:
     """The fingerprint is checked before anything is written: a refused change leaves the folder as it is."""
     source = resolve_source(request.source, base=Path.cwd())
-    source_sha256 = hash_source(source)
+    source_sha256 = hash_source(source, cache_folder=request.output_dir)
     with hold_folder_lock(request.folder):
         update_run_file(
             request.output_dir,

@@ -71,6 +71,13 @@ def iter_rows(source: Source) -> Iterator[SourceRow | MalformedRow]:
         yield from read_file(to_data_file(path))
 
 
-def hash_source(source: Source) -> str:
-    """Hex sha256 of what a source holds: the files' names and contents, or the dataset's commit and split."""
-    return hash_dataset(source) if isinstance(source, HubDataset) else hash_files(source)
+def hash_source(source: Source, *, cache_folder: Path | None = None) -> str:
+    """Hex sha256 of what a source holds: the files' names and contents, or the dataset's commit and split.
+
+    Args:
+        source: What `resolve_source` found.
+        cache_folder: Where large files' hashes are kept, so that they are read once.
+    """
+    if isinstance(source, HubDataset):
+        return hash_dataset(source)
+    return hash_files(source, cache_folder=cache_folder)

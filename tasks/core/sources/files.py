@@ -5,11 +5,12 @@ another order have the same hash.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 
+from tasks.core.sources.hash_cache import HashCache, hash_file
 from tasks.core.sources.readers import DataFile, expected_files, suffix_of
 from tasks.core.sources.rows import SourceError
 
@@ -51,12 +52,19 @@ def to_data_file(path: Path) -> DataFile:
     return DataFile(path.name, str(path), lambda: path.open("rb"))
 
 
-def hash_files(paths: Iterable[Path]) -> str:
-    """Hex sha256 of the files' names and contents; their folders and order do not count."""
-    digests = []
-    for path in paths:
-        with path.open("rb") as stream:
-            digests.append((path.name, hashlib.file_digest(stream, "sha256").hexdigest()))
+def hash_files(paths: Sequence[Path], *, cache_folder: Path | None = None) -> str:
+    """Hex sha256 of the files' names and contents; their folders and order do not count.
+
+    Args:
+        paths: The files.
+        cache_folder: Where large files' hashes are kept, so that they are read once.
+    """
+    if cache_folder is None:
+        digests = [(path.name, hash_file(path)) for path in paths]
+    else:
+        cache = HashCache(cache_folder)
+        digests = [(path.name, cache.hash_file(path)) for path in paths]
+        cache.save()
     return hashlib.sha256(orjson.dumps(sorted(digests))).hexdigest()
 
 
