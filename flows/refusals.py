@@ -6,12 +6,16 @@ fields, never at a message.
 
 from flows.catalog import InputError
 from serving.errors import ServingError
+from tasks.core.prepare import EmptyDatasetError
 from tasks.core.run_file import RunFolderError
+from tasks.core.sources import SourceError
 from tasks.preflight import PreflightError
+
+_REFUSALS = (InputError, RunFolderError, PreflightError, SourceError, EmptyDatasetError)
 
 
 def needs_change(failure: object) -> bool:
     """Whether something has to be changed first; False where it may pass by itself."""
     if isinstance(failure, ServingError):
         return failure.needs_change
-    return isinstance(failure, InputError | RunFolderError | PreflightError)
+    return isinstance(failure, _REFUSALS)

@@ -20,7 +20,9 @@ from flows.catalog import InputError
 from flows.pipeline import DatasetsFailedError, RunReport
 from flows.run_command import exit_code_of, up_command
 from serving.errors import KvCacheTooSmall, LaunchRefused, PortTaken, StartFailed
+from tasks.core.prepare import EmptyDatasetError
 from tasks.core.run_file import RunFolderError
+from tasks.core.sources import SourceError
 from tasks.core.stats_scan import scan_dataset
 from tasks.preflight import PreflightError
 
@@ -237,6 +239,18 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
     ]
 
 
+def test_a_source_that_is_no_json_is_refused(runner, fake_server):
+    """With its file; the other dataset is generated."""
+    runner.raw["server"]["base_urls"] = [fake_server()]
+    for name in "ab":
+        runner.add_dataset(name, prompts=5)
+    (runner.folder / "a.jsonl").write_text("this is no JSON\n")
+    done = runner.run()
+    assert done.returncode == 2, done.stderr
+    assert "a.jsonl: not JSON Lines" in done.stderr
+    assert len(runner.rows("b")) == 5
+
+
 @pytest.mark.parametrize(
     ("failures", "code"),
     [
@@ -247,6 +261,7 @@ def test_other_settings_are_refused_in_the_same_folder(two_datasets):
         ([KvCacheTooSmall("x")], 2),
         ([StartFailed("x")], 1),
         ([PortTaken("x")], 1),
+        ([SourceError("x"), EmptyDatasetError("x")], 2),
         ([RunFolderError("x"), RuntimeError("x")], 1),
         ([RuntimeError("x")], 1),
     ],
