@@ -58,7 +58,7 @@ class DataFile:
 
 def expected_files() -> str:
     """What a source may be, for messages."""
-    return f"expected a file, folder or glob of {', '.join(SUPPORTED)}"
+    return "expected a file, folder or glob of .jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"
 
 
 def suffix_of(name: str) -> str | None:
