@@ -173,7 +173,12 @@ def _is_other_way(error: ErrorDetails) -> bool:
     """Whether it only says that a mapping among the datasets is no name, or a name no mapping."""
     if _is_no_name(error):
         return isinstance(error["input"], dict)
-    return error["type"] == "model_type" and error["loc"][-1:] == ("DatasetSettings",)
+    return error["type"] == "model_type" and _is_model(error["loc"][-1])
+
+
+def _is_model(part: int | str) -> bool:
+    """Whether a part of a location is the model in `str | DatasetSettings`, validators around it or not."""
+    return "DatasetSettings" in str(part)
 
 
 def _is_no_name(error: ErrorDetails) -> bool:
@@ -197,7 +202,7 @@ def _explain_one(error: ErrorDetails, names: Mapping[int | str, str]) -> str:
 
 
 def _locate(loc: tuple[int | str, ...], names: Mapping[int | str, str]) -> str:
-    parts = [str(part) for part in loc if part != "DatasetSettings"]
+    parts = [str(part) for part in loc if not _is_model(part)]
     if loc[:1] == ("datasets",) and len(parts) > 2 and parts[2] != "name" and loc[1] in names:
         return f"dataset {names[loc[1]]!r}: {'.'.join(parts[2:])}"
     return ".".join(parts) or "parameters"

@@ -195,8 +195,6 @@ class _Rejections:
 
 
 def _is_exact(row: Mapping[str, Any], response: Response) -> bool:
-    if "loss_spans" in row:  # a recorded conversation: its input_ids are all there is
-        return _count_ids(row.get("input_ids")) == response.prompt_tokens + response.completion_tokens
     if SEQUENCES in row:
         return _are_exact(row[SEQUENCES], response)
     return (

@@ -93,12 +93,15 @@ def test_rows_without_matching_ids_are_counted(tmp_path):
     assert (stats.rows, stats.completion_tokens, stats.not_token_exact) == (3, 27, 2)
 
 
-def test_a_recorded_conversation_is_exact_by_its_whole_sequence(tmp_path):
-    """Its input_ids hold the answers too, so both counts together are their number."""
-    row = {"output_ids": [], "loss_spans": [[1, 3]], "prompt_tokens": 1}
-    good, bad = response("a", n=2, **row), response("b", n=3, **row)
-    stats = scan(tmp_path, [good, bad])
-    assert (stats.rows, stats.prompt_tokens, stats.completion_tokens) == (2, 2, 5)
+def test_a_finished_conversation_is_exact_by_its_sequences(tmp_path):
+    """Its spans are the target's tokens, the rest of its ids those of prompts."""
+    sequences = [
+        {"turn": 0, "input_ids": [1, 2, 3], "loss_spans": [[1, 3]]},
+        {"turn": 1, "input_ids": [1, 2, 3, 4], "loss_spans": [[3, 4]]},
+    ]
+    row = {"input_ids": None, "output_ids": None, "prompt_tokens": 4, "sequences": sequences}
+    stats = scan(tmp_path, [response("a", n=3, **row), response("b", n=4, **row)])
+    assert (stats.rows, stats.prompt_tokens, stats.completion_tokens) == (2, 8, 7)
     assert stats.not_token_exact == 1
 
 
