@@ -5,6 +5,8 @@ nothing is written, and no lock is held.
 """
 
 from pathlib import Path
+from types import NoneType
+from typing import Any
 
 from flows.parameters import Export
 from tasks.aggregate import DatasetPlan
@@ -26,14 +28,17 @@ def read_plans(output_dir: Path) -> list[DatasetPlan]:
         raise RunFolderError(
             f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets"
         )
-    return [
-        DatasetPlan(
-            name,
-            read_setting(output_dir, run, "details", "datasets", name, "budget_tokens", kind=int | None),
-            read_setting(output_dir, run, "details", "datasets", name, "max_samples", kind=int | None),
-        )
-        for name in datasets
-    ]
+    return [_read_plan(output_dir, run, name) for name in datasets]
+
+
+def _read_plan(output_dir: Path, run: dict[str, Any], name: str) -> DatasetPlan:
+    where = ("details", "datasets", name)
+    is_generated = read_setting(output_dir, run, *where, "kind", kind=str | None) != "trajectory"
+    return DatasetPlan(
+        name,
+        read_setting(output_dir, run, *where, "budget_tokens", kind=int if is_generated else NoneType),
+        read_setting(output_dir, run, *where, "max_samples", kind=int | None),
+    )
 
 
 def read_export_rules(

@@ -63,7 +63,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(offline):
     ("settings", "words"),
     [
         ({"source": "gone.jsonl"}, ["'a'", "gone.jsonl"]),
-        ({"adapter": "mesages"}, ["dataset 'a': adapter: ", "'glaive', 'messages', ", "(it is 'mesages')"]),
+        ({"adapter": "mesages"}, ["dataset 'a': adapter: ", "'glaive', 'magicoder', ", "(it is 'mesages')"]),
         ({"name": "../evil"}, ["datasets.0", "'../evil'"]),
         ({"name": "Export"}, ["datasets.0.name", "'Export'"]),
         ({"source": "a.xlsx"}, ["'a'", "a.xlsx", ".jsonl"]),

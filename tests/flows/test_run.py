@@ -122,10 +122,10 @@ def test_prompts_that_run_out_are_an_outcome_of_their_own(two_datasets):
 
 
 def test_a_failed_dataset_stops_nobody_and_is_named(two_datasets):
-    """The other is generated and exported, exit 1; once it is repaired, only it runs."""
+    """The other is generated and exported, exit 2; once it is repaired, only it runs."""
     (two_datasets.folder / "a.jsonl").write_text("")
     done = two_datasets.run("--max-tokens-per-dataset", "800")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "1 of 2 datasets failed" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert {row["dataset"] for row in _export(two_datasets)} == {"b"}
