@@ -36,7 +36,7 @@ _SIGNS = {"note": "ok", "warning": "note", "problem": "CHANGE", "refusal": "CHAN
 async def check_run(parameters: RunParameters) -> int:
     """Print what was checked and the plan; returns the exit code."""
     try:
-        with _shown_logs():
+        with shown_logs():
             findings, plan = await _check(parameters)
     except PreflightError as exc:
         findings, plan = exc.findings, None
@@ -53,6 +53,26 @@ def remove_traces(output_dir: Path) -> None:
         for path in output_dir.iterdir():
             path.unlink()
         output_dir.rmdir()
+
+
+@contextlib.contextmanager
+def shown_logs() -> Iterator[None]:
+    """The lines of our own modules on standard error, as a run shows them."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("draftmill: %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("tasks", "serving")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # Prefect's console would say it again
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
 
 
 async def _check(parameters: RunParameters) -> tuple[list[Finding], RunPlan]:
@@ -98,26 +118,6 @@ def _report(findings: Sequence[Finding], plan: RunPlan | None) -> int:
     if not wrong:
         typer.echo("The run can start.")
     return REFUSED if wrong else OK
-
-
-@contextlib.contextmanager
-def _shown_logs() -> Iterator[None]:
-    """The lines of our own modules on standard error, as a run shows them."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("draftmill: %(message)s"))
-    loggers = [logging.getLogger(name) for name in ("tasks", "serving")]
-    before = [(logger.level, logger.propagate) for logger in loggers]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False  # Prefect's console would say it again
-    try:
-        yield
-    finally:
-        for logger, (level, propagate) in zip(loggers, before, strict=True):
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-            logger.propagate = propagate
 
 
 def _say(text: str) -> None:

@@ -20,10 +20,13 @@ from flows.options import (
     Budget,
     Datasets,
     Mode,
+    OnDisk,
     Output,
     ParamFile,
     RetryRejected,
+    Rows,
     Samples,
+    Whole,
     to_overrides,
 )
 
@@ -68,6 +71,18 @@ Exit status:
 \b
 Environment:
   DRAFTMILL_API_KEY  the key of the SGLang servers, if they ask for one
+"""
+
+_PREVIEW_EPILOG = """\
+\b
+Exit status:
+  0  shown
+  1  the server that was to be asked for its tokenizer does not answer
+  2  something has to be changed: a dataset, its source, the tokenizer
+
+\b
+Environment:
+  DRAFTMILL_API_KEY  the key of such a server, if it asks for one
 """
 
 
@@ -142,6 +157,33 @@ def check(
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     _exit(code)
+
+
+@app.command(epilog=_PREVIEW_EPILOG)
+def preview(
+    param_file: ParamFile = None,
+    dataset: Datasets = None,
+    output_dir: Output = None,
+    base_url: BaseUrls = None,
+    mode: Mode = None,
+    rows: Rows = 3,
+    on_disk: OnDisk = None,
+    whole: Whole = False,
+) -> None:
+    """Show a few prompts or finished rows as the model sees them, with what is trained on between ⟦ and ⟧.
+
+    Starts nothing and changes nothing. A server is asked only where target.model and target.tokenizer are
+    empty.
+
+    Example: draftmill preview --param-file params.yaml --dataset B2_opencodeinstruct
+    """
+    server = _to_server(base_url, mode)
+    overrides = to_overrides(None, None, output_dir, None, False)
+    parameters = _load(param_file, overrides, server=server, only=dataset)
+    try:
+        _run_preview(parameters, rows=rows, on_disk=on_disk, whole=whole)
+    except KeyboardInterrupt:
+        _exit(EXIT_INTERRUPTED)
 
 
 @app.command()
@@ -237,6 +279,22 @@ def _run_check(parameters: Any) -> int:
             from flows.check import remove_traces
 
             remove_traces(output_dir)
+
+
+def _run_preview(parameters: Any, **options: Any) -> None:
+    set_up_prefect()
+    from flows.catalog import InputError
+    from flows.preview import PreviewRules, preview_datasets
+    from serving.embedded.errors import EmbeddedError
+    from serving.errors import ServingError
+    from tasks.core.tokenizer import TokenizerError
+
+    try:
+        preview_datasets(parameters, PreviewRules(**options), make_console())
+    except (InputError, TokenizerError, EmbeddedError) as exc:
+        fail(str(exc), EXIT_BAD_INPUT)
+    except ServingError as exc:
+        fail(str(exc), EXIT_BAD_INPUT if exc.needs_change else EXIT_FAILED)
 
 
 def _run_flow(parameters: Any) -> int:

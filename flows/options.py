@@ -1,4 +1,4 @@
-"""The flags that `draftmill run` and `draftmill check` share, and the parameters that they stand for.
+"""The flags of `draftmill run`, `check` and `preview`, and the parameters that they stand for.
 
 Knows names and help texts; does not know files or what a run does.
 """
@@ -56,6 +56,15 @@ AcceptChanged = Annotated[
 RetryRejected = Annotated[
     bool, typer.Option("--retry-rejected", help="Ask prompts again that were set aside for good.")
 ]
+Rows = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Conversations or rows to show.")]
+OnDisk = Annotated[
+    bool | None,
+    typer.Option(
+        "--on-disk/--source",
+        help="Finished rows, or prompts of the source; without either, rows where there are any.",
+    ),
+]
+Whole = Annotated[bool, typer.Option("--whole", help="Do not shorten long texts.")]
 
 
 def to_overrides(

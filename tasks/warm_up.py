@@ -185,6 +185,20 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
     )
 
 
+async def load_served_target(rules: WarmUpRules) -> tuple[TargetTokenizer, int | None]:
+    """The tokenizer and the context that a session would have; nothing else is checked, nothing opened.
+
+    Raises:
+        NotReady, ServerMisconfigured: a server did not say what it serves.
+        TokenizerError: the tokenizer cannot be loaded.
+    """
+    servers = await _wait_ready(rules, os.environ.get(API_KEY_VARIABLE) or None)
+    model = rules.model or next(reversed(servers[0].names), "")
+    target = await asyncio.to_thread(_load_target, rules, model, servers[0].model_info)
+    lengths = [length for facts in servers for length in (facts.context_length, facts.kv_tokens)]
+    return target, _least([target.context_length, *lengths])
+
+
 @dataclass(frozen=True, slots=True)
 class _Opening:
     """A session that is not open yet; `context_length` is the model's or what servers were started with."""
