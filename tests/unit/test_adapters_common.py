@@ -127,6 +127,13 @@ def test_thoughts_leave_the_history(text, kept):
     assert drop_thoughts(text) == kept
 
 
+def test_turns_to_be_learnt_stay_apart():
+    """Merged, answers would have a blank line that nobody generated, and the second one's thought be lost."""
+    answers = [{"role": "assistant", "content": text, "reasoning_content": text} for text in ("one", "two")]
+    turns = [{"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}, *answers]
+    assert make_prompt(Conversation(turns), "trajectory").messages == turns
+
+
 def test_thoughts_of_a_user_stay():
     """A user may write about the tag."""
     assert clean("u:What is <think>x</think>?") == ["u:What is <think>x</think>?"]

@@ -10,7 +10,8 @@ rules, in order:
    that call tools.
 4. Whatever comes before the first user turn is dropped, except system turns.
 5. Consecutive turns of one role become one, joined by a blank line, except tool results and
-   assistant turns that call tools, which stay as they are.
+   assistant turns that call tools, which stay as they are. So do all turns of a conversation that is to be
+   learnt: the target saw each by itself, and nobody wrote the line between them.
 
 Invariant: the turns have a user turn, every content is a string, and the source row is left as it was.
 """
@@ -45,7 +46,8 @@ def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts
     first_user = next((i for i, turn in enumerate(cleaned) if turn["role"] == "user"), None)
     if first_user is None:
         raise RowRejected("no_user_turn", f"none of the {len(turns)} turns is a user turn with text")
-    return _merge([turn for turn in cleaned[:first_user] if turn["role"] == "system"] + cleaned[first_user:])
+    kept = [turn for turn in cleaned[:first_user] if turn["role"] == "system"] + cleaned[first_user:]
+    return kept if keep_thoughts else _merge(kept)
 
 
 def clean_turn(turn: Any, *, keep_thoughts: bool = False) -> Turn:
