@@ -108,9 +108,9 @@ def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -
         if isinstance(entry, str):
             _check_known(entry, catalog, known)
         datasets.append(known[entry] if isinstance(entry, str) else _absolute(entry, Path.cwd()))
-    for dataset in datasets:
+    for entry, dataset in zip(parameters.datasets, datasets, strict=True):
         if isinstance(dataset, DatasetSettings):
-            _check_dataset(dataset)
+            _check_dataset(dataset, catalog if isinstance(entry, str) else None)
     return parameters.model_copy(update={"datasets": datasets})
 
 
@@ -150,11 +150,12 @@ def _absolute(dataset: DatasetSettings, base: Path) -> DatasetSettings:
     return dataset.model_copy(update={"source": make_absolute(dataset.source, base=base)})
 
 
-def _check_dataset(dataset: DatasetSettings) -> None:
+def _check_dataset(dataset: DatasetSettings, catalog: Path | None) -> None:
     try:
         resolve_source(dataset.full_source, base=Path.cwd())
     except (SourceError, ValueError) as exc:
-        raise InputError(f"dataset {dataset.name!r}: {exc}") from exc
+        place = f" of the catalog {catalog}" if catalog else ""  # that is where its source can be changed
+        raise InputError(f"dataset {dataset.name!r}{place}: {exc}") from exc
 
 
 def _explain(exc: ValidationError, datasets: object = None) -> str:

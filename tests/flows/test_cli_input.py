@@ -1,6 +1,7 @@
 """Bad input ends with exit 2, one clear message, and nothing started."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -111,6 +112,29 @@ def test_a_dataset_asked_for_twice_is_taken_once(offline):
     """Repeating the flag is no mistake: the run gets as far as its source."""
     offline.raw["datasets"][0]["source"] = "gone.jsonl"
     _assert_refused(offline.run("--dataset", "a", "--dataset", "a"), "gone.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("blocked", "words"),
+    [("datasets", ["make hub", "requirements/hub.txt"]), ("nothing", ["the Hub cannot be asked"])],
+)
+def test_a_dataset_of_the_catalog_says_how_to_go_on_without_the_hub(tmp_path, blocked, words):
+    """Without the extra and without network: one line with the command, and the file to change."""
+    script = (
+        "import importlib.util as u; find = u.find_spec\n"
+        f"u.find_spec = lambda name, *package: None if name == {blocked!r} else find(name, *package)\n"
+        "from deployments.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "run", "--dataset", "B1_glaive"],
+        cwd=tmp_path,
+        env={**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "PREFECT_API_URL": "http://127.0.0.1:9/api"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    _assert_refused(done, "B1_glaive", "datasets.toml", "hf download", "point `source` at them", *words)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_dataset_that_is_not_there_is_named_with_those_that_are(offline):

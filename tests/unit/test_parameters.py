@@ -1,10 +1,12 @@
 """The choices that parameters offer, and how a wrong one in the catalog is named."""
 
+import tomllib
+
 import pytest
 from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
-from flows.catalog import InputError, build_parameters, complete_parameters
+from flows.catalog import CATALOG, InputError, build_parameters, complete_parameters, list_datasets
 from flows.parameters import DatasetSettings, RunParameters, Server
 from tasks.core.adapters import ADAPTERS
 from tasks.core.sources import SourceError
@@ -96,8 +98,28 @@ def test_a_hub_source_is_taken_as_it_is_and_asked_for_with_its_settings(monkeypa
         raise SourceError(f"source {source!r}: away")
 
     monkeypatch.setattr("tasks.core.sources.find_dataset", refuse)
-    with pytest.raises(InputError, match=r"^dataset 'mine': source 'hub:org/name\?split=test': away$"):
+    refused = r"source 'hub:org/name\?split=test': away$"
+    with pytest.raises(InputError, match=rf"^dataset 'mine' of the catalog .*datasets\.toml: {refused}"):
         complete_parameters(RunParameters(datasets=["mine"]), catalog=catalog)
+    with pytest.raises(InputError, match=rf"^dataset 'mine': {refused}"):
+        complete_parameters(RunParameters(datasets=[dataset]), catalog=catalog)
+
+
+def test_the_catalog_has_the_ten_datasets(monkeypatch):
+    """Each with settings that are valid; every public set is read from the Hub."""
+    monkeypatch.setattr("flows.catalog.resolve_source", lambda source, *, base: [])
+    names = [*tomllib.loads(CATALOG.read_text())]
+    datasets = list_datasets(complete_parameters(RunParameters(datasets=[*names])))
+    assert [name.partition("_")[0] for name in names] == ["A1", "A2", *(f"B{n}" for n in range(1, 9))]
+    assert [dataset.name for dataset in datasets if dataset.kind == "trajectory"] == names[:2]
+    assert {dataset.name: dataset.turns for dataset in datasets if dataset.turns != "last"} == {
+        "B1_glaive": "independent",
+        "B6_ultrachat": "each",
+        "B7_sharegpt": "each",
+        "B8_sweagent": "independent",
+    }
+    local = [dataset.name for dataset in datasets if not dataset.source.startswith("hub:")]
+    assert local == ["A2_kimik25", "B7_sharegpt"]
 
 
 def test_hub_settings_are_refused_for_files():

@@ -59,7 +59,7 @@ def find_dataset(source: str) -> HubDataset:
     if spec is None or spec.origin is None:  # or a mere folder of that name
         raise SourceError(
             f"source {source!r}: reading from the Hub needs the package datasets: run `make hub`, or "
-            "`python -m pip install -r requirements/hub.txt` in draftmill's environment"
+            f"`python -m pip install -r requirements/hub.txt` in draftmill's environment; {_way_out(repo_id)}"
         )
     commit = _find_commit(source, repo_id, named.get("revision"))
     return HubDataset(repo_id, commit, named.get("subset"), named.get("split", "train"))
