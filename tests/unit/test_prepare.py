@@ -339,6 +339,17 @@ def test_rejected_rows_say_where_and_why(tmp_path):
     )
 
 
+def test_a_malformed_line_far_into_a_source_costs_that_line_only(tmp_path):
+    """It is named by file and line; all others are prompts."""
+    rows = [make_row(f"question {n}") for n in range(1, 8001)]
+    rows[7_430] = rows[7_430][:-9]
+    report = run(tmp_path, write_source(tmp_path, rows))
+    assert (report.rows_read, report.prompts, report.rejected) == (8000, 7999, {"malformed_row": 1})
+    [rejected] = read_rejected(tmp_path)
+    assert (rejected.where, rejected.reason) == ("source.jsonl:7431", "malformed_row")
+    assert rejected.detail.startswith("not JSON: ")
+
+
 def test_the_index_is_written_with_the_prompts(tmp_path):
     """Opening a prepared dataset does not read it."""
     run(tmp_path, write_source(tmp_path, [make_row(str(n)) for n in range(9)]))
