@@ -1,7 +1,9 @@
 """The cleaning that all adapters share, and the table of adapters."""
 
 import copy
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.core.adapters import ADAPTERS, Conversation, RowRejected, content_id, get_adapter, make_prompt
 from tasks.core.adapters.common import drop_thoughts
-from tasks.core.adapters.roles import to_role
+from tasks.core.adapters.roles import ROLES, to_role
 from tasks.core.records import Prompt
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
@@ -231,3 +233,11 @@ def test_an_unknown_adapter_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match=r"unknown adapter 'glaiv'; known: glaive, magicoder, messages"):
         get_adapter("glaiv")
     assert all(get_adapter(name) is adapter for name, adapter in ADAPTERS.items())
+
+
+def test_the_page_on_datasets_has_every_adapter_and_role():
+    """What is added here has to be said there."""
+    page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    assert [name for name in ADAPTERS if f"`{name}`" not in page] == []
+    rows = dict(re.findall(r"^\| ([a-z, ]+) \| ([a-z]+) \|$", page, re.MULTILINE))
+    assert {name: role for names, role in rows.items() for name in names.split(", ")} == ROLES
