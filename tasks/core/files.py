@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
+_BUFFER_BYTES = 1 << 18  # the default, 8 KiB, is a call of the system for every other prompt
+
 
 @contextlib.contextmanager
 def replace_atomically(path: Path) -> Iterator[BinaryIO]:
@@ -24,7 +26,7 @@ def replace_atomically(path: Path) -> Iterator[BinaryIO]:
     temp = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     # "x" never follows a link that somebody left there, and mkstemp's mode 0600 would hide the
     # result from the other users of a shared filesystem.
-    with name_in_errors(path), temp.open("xb") as file:
+    with name_in_errors(path), temp.open("xb", buffering=_BUFFER_BYTES) as file:
         try:
             yield file
             file.flush()

@@ -9,18 +9,19 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core import prepare
-from tasks.core.adapters import content_id
+from tasks.core.adapters import Conversation, content_id, hash_content, make_prompt
 from tasks.core.files import remove_stale_temps
 from tasks.core.prepare import EmptyDatasetError, PrepareOptions, open_prompts, prepare_prompts, read_report
 from tasks.core.prompt_file import index_path
 from tasks.core.records import RecordError, Rejected
 from tasks.core.response_log import REJECTED
-from tasks.core.sources import SourceError, hash_source
+from tasks.core.sources import SourceError, SourceRow, hash_source
 
 OPTIONS = PrepareOptions(name="B2_code", adapter="messages", seed=7)
 FILES = ("prompts.jsonl", "prompts.index", "rejected.jsonl", "prepare.json")
@@ -253,7 +254,7 @@ def test_a_damaged_rejected_line_is_named_and_nothing_is_changed(tmp_path):
 
 @pytest.mark.parametrize("next_seed", [7, 8])
 @pytest.mark.parametrize(
-    "where", ["content_id", "IndexBuilder.write", "_dispatch_order", "write_json_atomically"]
+    "where", ["content_id", "IndexBuilder.write", "PromptDraft.settle", "write_json_atomically"]
 )
 def test_a_crash_leaves_prompts_that_can_be_used_and_is_repaired(tmp_path, monkeypatch, where, next_seed):
     """Reading, ordering, indexing or reporting fails: the prompts are the old ones or the new ones, whole."""
@@ -348,6 +349,44 @@ def test_a_malformed_line_far_into_a_source_costs_that_line_only(tmp_path):
     [rejected] = read_rejected(tmp_path)
     assert (rejected.where, rejected.reason) == ("source.jsonl:7431", "malformed_row")
     assert rejected.detail.startswith("not JSON: ")
+
+
+@pytest.mark.parametrize("row_id", [None, 1])
+@pytest.mark.parametrize("value", ["\ud800", 2**70, b"bytes"])
+def test_values_without_a_json_form_are_rejected(tmp_path, monkeypatch, value, row_id):
+    """What could not be written to prompts.jsonl is refused with the row still known; the others go on."""
+    row = {"messages": [{"role": "user", "content": "hi"}], "id": row_id}
+    bad = {**row, "tools": [{"name": "f", "parameters": {"x": value}}]}
+    rows = [SourceRow("x:1", bad), SourceRow("x:2", row)]
+    monkeypatch.setattr(prepare, "iter_rows", lambda source: iter(rows))
+    assert run(tmp_path, write_source(tmp_path, [])).rejected == {"bad_field": 1}
+    assert [row.where for row in read_rejected(tmp_path)] == ["x:1"]
+
+
+def test_a_draft_is_read_back_in_order_with_repeated_ids_in_any_part(tmp_path):
+    """Some renamed prompts belong to another part of the order than the id that they share."""
+    rows = [make_row(str(n), n % 7) for n in range(2000)]
+    assert run(tmp_path, write_source(tmp_path, rows)).prompts == 2000
+    found = read_prompts(tmp_path)
+    assert Counter(prompt.id.split("-")[1] for prompt in found) == Counter(str(n % 7) for n in range(2000))
+    fresh = [make_row(prompt.messages[0]["content"], prompt.id.removeprefix("B2-")) for prompt in found]
+    run(tmp_path / "other", write_source(tmp_path / "other", fresh))
+    assert read_prompts(tmp_path / "other") == found
+
+
+@given(text=st.text(max_size=9), key=st.sampled_from("ab"), swap=st.booleans())
+def test_the_hash_of_a_content_tells_apart_what_its_id_does(text, key, swap):
+    """Also where a call's arguments have their keys in another order, and where a text looks like a call."""
+
+    def make(arguments, content):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        turns = [{"role": "user", "content": content}, {"role": "assistant", "tool_calls": [call]}]
+        return make_prompt(Conversation([*turns, {"role": "user", "content": '"tool_calls":'}]))
+
+    one = make({"a": 1, "b": text}, text)
+    other = make({"b": text, "a": 1} if swap else {"a": 1, key: text}, text)
+    hashes = [hash_content(prompt, orjson.dumps(prompt.messages)) for prompt in (one, other)]
+    assert (hashes[0] == hashes[1]) == (content_id(one) == content_id(other))
 
 
 def test_the_index_is_written_with_the_prompts(tmp_path):

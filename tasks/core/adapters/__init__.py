@@ -16,7 +16,7 @@ from tasks.core.adapters.messages import adapt_messages
 from tasks.core.adapters.mixturethoughts import adapt_mixturethoughts
 from tasks.core.adapters.opencodeinstruct import adapt_opencodeinstruct
 from tasks.core.adapters.plain import adapt_prompt, adapt_text
-from tasks.core.adapters.shaping import Shape, Turns, content_id, make_prompt
+from tasks.core.adapters.shaping import Shape, Turns, content_id, hash_content, make_prompt
 from tasks.core.adapters.sharegpt import adapt_openthoughts, adapt_sharegpt
 from tasks.core.adapters.sweagent import adapt_sweagent
 from tasks.core.adapters.ultrachat import adapt_ultrachat
@@ -30,6 +30,7 @@ __all__ = [
     "Turns",
     "content_id",
     "get_adapter",
+    "hash_content",
     "make_prompt",
 ]
 

@@ -42,7 +42,9 @@ def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts
         RowRejected: "no_user_turn", "unknown_role", "not_text", "bad_field" or "bad_tool_call".
     """
     cleaned = [clean_turn(turn, keep_thoughts=keep_thoughts) for turn in turns]
-    cleaned = [turn for turn in cleaned if not _is_empty(turn) and (keep_system or turn["role"] != "system")]
+    cleaned = [turn for turn in cleaned if not _is_empty(turn)]
+    if not keep_system:
+        cleaned = [turn for turn in cleaned if turn["role"] != "system"]
     first_user = next((i for i, turn in enumerate(cleaned) if turn["role"] == "user"), None)
     if first_user is None:
         raise RowRejected("no_user_turn", f"none of the {len(turns)} turns is a user turn with text")
@@ -56,10 +58,12 @@ def clean_turn(turn: Any, *, keep_thoughts: bool = False) -> Turn:
     Raises:
         RowRejected: see `clean_turns`.
     """
-    if not isinstance(turn, Mapping):
+    if not isinstance(turn, dict):
         raise RowRejected("bad_field", f"a turn is {type(turn).__name__}, not an object")
     role = to_role(turn.get("role"))
-    content = to_text(turn.get("content"))
+    content = turn.get("content")
+    if not isinstance(content, str):
+        content = to_text(content)
     if role == "assistant":
         return _clean_answer(turn, content, keep_thoughts=keep_thoughts)
     if role == "tool":
@@ -93,11 +97,15 @@ def drop_thoughts(text: str) -> str:
 
 def _clean_answer(turn: Mapping[str, Any], content: str, *, keep_thoughts: bool) -> Turn:
     cleaned: Turn = {"role": "assistant", "content": content if keep_thoughts else drop_thoughts(content)}
-    thought = next((turn[key] for key in _THOUGHT_FIELDS if isinstance(turn.get(key), str)), "")
-    if thought.strip() and keep_thoughts:
+    if keep_thoughts and (thought := _find_thought(turn)).strip():
         cleaned["reasoning_content"] = thought
-    calls = to_tool_calls(turn)
-    return {**cleaned, "tool_calls": calls} if calls else cleaned
+    if calls := to_tool_calls(turn):
+        cleaned["tool_calls"] = calls
+    return cleaned
+
+
+def _find_thought(turn: Mapping[str, Any]) -> str:
+    return next((turn[key] for key in _THOUGHT_FIELDS if isinstance(turn.get(key), str)), "")
 
 
 def _part_text(part: Any) -> str | None:
@@ -113,7 +121,7 @@ def _part_text(part: Any) -> str | None:
 
 
 def _is_empty(turn: Turn) -> bool:
-    return _may_merge(turn) and "reasoning_content" not in turn and not turn["content"].strip()
+    return not turn["content"].strip() and _may_merge(turn) and "reasoning_content" not in turn
 
 
 def _merge(turns: Sequence[Turn]) -> list[Turn]:

@@ -32,7 +32,7 @@ def to_role(name: Any) -> Role:
     Raises:
         RowRejected: "unknown_role".
     """
-    role = ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    role = ROLES.get(name) or ROLES.get(name.strip().lower()) if isinstance(name, str) else None
     if role is None:
         raise RowRejected("unknown_role", f"role {name!r} is not one of {', '.join(ROLES)}")
     return role

@@ -29,39 +29,62 @@ Turns = Literal["last", "each", "independent"]
 Shape = Literal["last", "each", "independent", "trajectory"]
 
 _ID_CHARS = 16
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _ASKERS = ("user", "tool")
 
 
-def make_prompt(conversation: Conversation, shape: Shape = "last", *, keep_system: bool = True) -> Prompt:
-    """Clean a conversation and say where the target's answers go; its system turns may be left out.
+def make_prompt(
+    conversation: Conversation,
+    shape: Shape = "last",
+    *,
+    keep_system: bool = True,
+    system_prompt: str | None = None,
+) -> Prompt:
+    """Clean a conversation and say where the target's answers go.
+
+    Its system turns may be left out; `system_prompt` is put first where it then has none.
 
     Raises:
-        RowRejected: a turn is unusable, nothing is left to answer or to learn, "tool_turns" where `each`
-            cannot go on from the target's own answer, or a value has no JSON form.
+        RowRejected: a turn is unusable, nothing is left to answer or to learn, or "tool_turns" where `each`
+            cannot go on from the target's own answer.
     """
     messages = clean_turns(conversation.turns, keep_system=keep_system, keep_thoughts=shape == "trajectory")
+    if system_prompt and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system_prompt})
     if shape == "trajectory":
-        prompt = _make(conversation, _finish(messages))
-    else:
-        prompt = _ask(conversation, messages, shape)
-    try:
-        prompt.to_line()  # lone surrogates, integers past 64 bits, bytes of a parquet column
-    except orjson.JSONEncodeError as exc:
-        raise RowRejected("bad_field", f"the row has a value without a JSON form: {exc}") from exc
-    return prompt
+        return _make(conversation, _finish(messages))
+    return _ask(conversation, messages, shape)
 
 
 def content_id(prompt: Prompt) -> str:
     """16 hex digits of the sha256 of what the template sees, and of which answers are asked for."""
+    text = _CANONICAL.encode({"messages": prompt.messages, **_besides_messages(prompt)})
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_CHARS]
+
+
+def hash_content(prompt: Prompt, messages: bytes) -> int:
+    """64 bits that tell the same contents apart as `content_id` does, in a third of the time.
+
+    Args:
+        prompt: A cleaned one: only what a tool call carries may have its keys in any order.
+        messages: The JSON of its messages.
+    """
+    if b'"tool_calls":' in messages:  # a key: in a text the quotes have backslashes
+        messages = orjson.dumps(prompt.messages, option=orjson.OPT_SORT_KEYS)
+    digest = hashlib.sha256(messages)
+    if prompt.tools or prompt.chat_template_kwargs or prompt.answer_after:
+        digest.update(orjson.dumps(_besides_messages(prompt), option=orjson.OPT_SORT_KEYS))
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def _besides_messages(prompt: Prompt) -> dict[str, Any]:
     seen: dict[str, Any] = {
-        "messages": prompt.messages,
         "tools": prompt.tools or None,
         "chat_template_kwargs": prompt.chat_template_kwargs,
     }
     if prompt.answer_after:
         seen |= {"answer_after": prompt.answer_after, "own_history": prompt.own_history}
-    text = json.dumps(seen, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_ID_CHARS]
+    return seen
 
 
 def _ask(conversation: Conversation, messages: list[Turn], turns: Turns) -> Prompt:

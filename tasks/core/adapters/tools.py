@@ -49,7 +49,9 @@ def to_tool_calls(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = turn.get("tool_calls")
     if not calls:
         single = turn.get("function_call")
-        calls = [single] if single else []
+        if not single:
+            return []
+        calls = [single]
     if not isinstance(calls, list):
         raise RowRejected("bad_tool_call", f"tool_calls is {type(calls).__name__}, not a list")
     return [_to_tool_call(call) for call in calls]
