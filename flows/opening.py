@@ -115,6 +115,7 @@ def to_prepare_options(parameters: RunParameters, dataset: DatasetSettings) -> P
         system_prompt=dataset.system_prompt,
         keep_system_prompts=dataset.keep_system_prompts,
         chat_template_kwargs=dataset.chat_template_kwargs,
+        max_prompts=dataset.max_prompts,
     )
 
 

@@ -202,6 +202,8 @@ class DatasetSettings(_Section):
     """Put first where a conversation has no system prompt."""
     keep_system_prompts: bool = True
     """Keep the rows' own system prompts; false drops them."""
+    max_prompts: int | None = Field(None, ge=1)
+    """Prepare at most this many prompts, the first of the seeded order; raise it to go on. Empty is all."""
     chat_template_kwargs: dict[str, Any] = {}
     """Handed to the chat template, for example {"thinking": false}."""
     sampling: DatasetSampling = DatasetSampling()

@@ -107,7 +107,8 @@ def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
         problem=problem,
     )
     per_row = len(prompts) / len(sample.prompts) if sample.prompts else 1.0
-    return Sample(dataset, None if sample.rows is None else round(sample.rows * per_row))
+    limits = [work.options.max_prompts, None if sample.rows is None else round(sample.rows * per_row)]
+    return Sample(dataset, min((limit for limit in limits if limit is not None), default=None))
 
 
 def _count(output_dir: Path, goal: DatasetPlan) -> OnDisk:

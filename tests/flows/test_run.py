@@ -371,3 +371,17 @@ def test_a_run_with_a_prefect_server_of_its_own_leaves_no_process(runner, fake_s
     interrupt(process, signal.SIGKILL)
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
+
+
+def test_raising_max_prompts_goes_on_where_the_prompts_ended(runner, fake_server):
+    """The answers that are there stay, and count towards the new number of prompts."""
+    runner.raw["server"]["base_urls"] = [fake_server()]
+    runner.add_dataset("a", prompts=30, max_prompts=5)
+    assert runner.run().returncode == 0
+    before = runner.rows("a")
+    assert len(before) == 5
+    runner.raw["datasets"][0]["max_prompts"] = 12
+    assert runner.run().returncode == 0
+    rows = runner.rows("a")
+    assert rows[:5] == before
+    assert len({row["id"] for row in rows}) == len(rows) == 12

@@ -190,6 +190,7 @@ def test_what_is_up_to_date_is_reused(tmp_path, monkeypatch):
         {"seed": 8},
         {"system_prompt": "Be kind."},
         {"chat_template_kwargs": {"thinking": False}},
+        {"max_prompts": 5},
     ],
 )
 def test_every_option_is_part_of_the_key(changes):
@@ -204,6 +205,53 @@ def test_a_changed_source_is_prepared_again(tmp_path):
     run(tmp_path, write_source(tmp_path, [make_row("a")]))
     assert not run(tmp_path, write_source(tmp_path, [make_row("b")])).reused
     assert read_texts(tmp_path) == ["b"]
+
+
+def test_what_was_prepared_before_there_was_max_prompts_is_reused(tmp_path):
+    """Its key is the same without, and its report counts nothing left over."""
+    source = write_source(tmp_path, [make_row("a")])
+    first = run(tmp_path, source)
+    report = json.loads((tmp_path / "B2" / "prepare.json").read_text())
+    assert report.pop("left_over") == 0
+    (tmp_path / "B2" / "prepare.json").write_text(json.dumps(report))
+    assert run(tmp_path, source) == dataclasses.replace(first, reused=True)
+    assert OPTIONS.key("sha") == "c0e6a51d88057e0fdf091087826b3ed381d22fcc381859dc77ac4d939fd72427"
+
+
+@settings(max_examples=30)
+@given(
+    turns=st.lists(st.integers(1, 4), min_size=1, max_size=9), limits=st.lists(st.integers(1, 30), max_size=3)
+)
+def test_raising_max_prompts_adds_prompts_behind_those_that_are_there(turns, limits):
+    """Each smaller limit keeps a beginning of the same order, in whole conversations, and counts the rest."""
+    rows = [
+        json.dumps(
+            {
+                "id": n,
+                "messages": [
+                    {"role": "user" if at % 2 == 0 else "assistant", "content": f"{n} {at}"}
+                    for at in range(2 * count)
+                ],
+            }
+        )
+        for n, count in enumerate(turns)
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source = write_source(folder, [*rows, rows[0], BAD_ROWS[0]])
+        run(folder, source, shape="each")
+        everything = (folder / "B2" / "prompts.jsonl").read_bytes()
+        for limit in limits:
+            report = run(folder, source, shape="each", max_prompts=limit)
+            assert report.prompts <= limit or report.conversations == 1
+            assert report.rows_read == report.conversations + report.left_over + 2
+            assert (report.left_over > 0) == (report.prompts < sum(turns))
+            assert not report.left_over or report.prompts + max(turns) > limit
+            with closing(open_prompts(folder / "B2")) as prompts:
+                assert len(prompts) == report.prompts
+            lines = (folder / "B2" / "prompts.jsonl").read_bytes()
+            assert everything.startswith(lines)
+            assert lines.count(b"\n") == report.conversations
 
 
 @pytest.mark.parametrize("lost", ["prompts.jsonl", "prompts.index", "prepare.json"])
