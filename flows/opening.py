@@ -142,6 +142,7 @@ def to_prepare_request(
         details={"kind": dataset.kind, "budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
         sampling=dataset.sampling.model_dump(exclude_none=True),
         accept_changed=tuple(parameters.accept_changed),
+        long_prompt_tokens=parameters.lanes.long_prompt_tokens if dataset.kind == "generate" else None,
     )
 
 

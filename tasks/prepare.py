@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.artifacts import TableArtifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.artifacts import artifact_key, create_artifact
 from tasks.core.folder_lock import hold_folder_lock
 from tasks.core.prepare import PrepareOptions, PrepareReport
 from tasks.core.prepare import prepare_prompts as prepare
+from tasks.core.prompt_lengths import PromptLengths
 from tasks.core.run_file import update_run_file
 from tasks.core.sources import hash_source, resolve_source
+from tasks.prompt_lengths import find_lengths
+from tasks.session import find_session
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +30,8 @@ class PrepareRequest:
     """One dataset to prepare under a run's folder.
 
     `fingerprint` is the run's, without datasets; `sampling` is what this one samples otherwise; `details` are
-    recorded and decide nothing.
+    recorded and decide nothing. `long_prompt_tokens` is where the long lane begins, None where nothing is
+    generated.
     """
 
     output_dir: Path
@@ -35,6 +41,7 @@ class PrepareRequest:
     details: Mapping[str, Any]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     accept_changed: tuple[str, ...] = ()
+    long_prompt_tokens: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -68,11 +75,36 @@ async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
     """Prepare one dataset in a worker thread; returns what became of its rows."""
     report = await asyncio.to_thread(_prepare, request)
     logger.info(
-        "%s: %d rows are %d prompts, %d duplicates and %d rejected%s",
+        "%s: %d rows are %d prompts, %d duplicates and %d rejected%s%s",
         request.options.name, report.rows_read, report.prompts, report.duplicates,
-        sum(report.rejected.values()), " (prepared before)" if report.reused else "",
+        sum(report.rejected.values()), f"; {report.left_over} are left over" if report.left_over else "",
+        " (prepared before)" if report.reused else "",
     )  # fmt: skip
+    lengths = None
+    if (session := find_session()) is not None:
+        lengths = await find_lengths(
+            request.folder, report, session, long_prompt_tokens=request.long_prompt_tokens
+        )
+        logger.info("%s: %s", request.options.name, lengths.to_line())
+    await _show(request.options.name, report, lengths)
     return report
+
+
+async def _show(name: str, report: PrepareReport, lengths: PromptLengths | None) -> None:
+    """A table of what became of the rows, and of what the prompts are like."""
+    counts = {
+        "rows read": report.rows_read,
+        "conversations": report.conversations,
+        "prompts": report.prompts,
+        "duplicates": report.duplicates,
+        "left over": report.left_over,
+        **{f"rejected: {reason}": count for reason, count in report.rejected.items()},
+    }
+    rows: list[dict[str, Any]] = [{"what": what, "count": count} for what, count in counts.items()]
+    rows += lengths.to_rows() if lengths else []
+    await create_artifact(
+        TableArtifact(table=rows, key=artifact_key("prepare", name), description=f"The prompts of {name}")
+    )
 
 
 def _prepare(request: PrepareRequest) -> PrepareReport:

@@ -72,6 +72,16 @@ class TrajectoryRenderer:
         ]
         return sorted(rows, key=lambda row: row.turn)
 
+    def count_tokens(self, prompt: Prompt) -> int:
+        """How long a whole conversation is, at a fraction of what its rows cost.
+
+        Raises:
+            RenderError: the template refuses it.
+        """
+        prompt = replace(prompt, messages=[prepare_turn(one, self._arguments) for one in prompt.messages])
+        [ids] = self._renderer.encode([self._renderer.render_text(prompt, add_generation_prompt=False)])
+        return len(ids)
+
     def _refuse_unshown(self, prompt: Prompt) -> None:
         messages = prompt.messages
         if not messages or messages[-1].get("role") != "assistant":

@@ -10,7 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.parameters import RunParameters
-from tasks.artifacts import run_artifact_key
+from tasks.artifacts import artifact_key, run_artifact_key
 from tasks.show_run import show_run
 
 RUN = """
@@ -55,6 +55,9 @@ def test_a_run_leaves_one_bar_one_table_and_one_link(runner, fake_server):
     assert float(bar.data) == 100.0
     assert "2 of 2 datasets done" in bar.description
     assert {one.flow_run_id for one in (bar, table)} == {link.flow_run_id}
+    [prepared] = asyncio.run(_read(artifact_key("prepare", "b")))
+    counts = {row["what"]: row["count"] for row in json.loads(prepared.data)}
+    assert (counts["rows read"], counts["prompts"], counts["short"], counts["long"]) == (10, 10, 10, 0)
     a, b, total = json.loads(table.data)
     rows = {name: runner.rows(name) for name in ("a", "b")}
     for shown, name, state in ((a, "a", "complete"), (b, "b", "exhausted")):
