@@ -46,10 +46,11 @@ test-ui: $(DEV_STAMP) ## Drive the Prefect UI in headless Chromium (CHROMIUM=/us
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q
 
-bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, another with 7 GB in the temp folder)
+bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, two with 7 to 12 GB in the temp folder)
 	$(BIN)/python benchmarks/bench_budget.py
 	$(BIN)/python benchmarks/bench_client.py
 	$(BIN)/python benchmarks/bench_overlap.py
+	$(BIN)/python benchmarks/bench_prepare.py --odd
 	$(BIN)/python benchmarks/bench_resume.py
 	$(BIN)/python benchmarks/bench_memory.py
 
@@ -57,6 +58,7 @@ bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_budget.py --quick
 	$(BIN)/python benchmarks/bench_client.py --quick
 	$(BIN)/python benchmarks/bench_overlap.py --quick
+	$(BIN)/python benchmarks/bench_prepare.py --quick
 	$(BIN)/python benchmarks/bench_resume.py --quick
 	$(BIN)/python benchmarks/bench_memory.py --quick
 
