@@ -2,8 +2,8 @@
 
 Knows lines, ids and hashes; does not know sources. The lines lie in parts, each a stretch of the dispatch
 order, so that a draft larger than memory is read back part by part and not by a seek of the disk for each
-line. Holds 30 bytes a line, and about twice that for a moment when they are put in order. Invariant: kept is
-the first of each content, and the order of the lines decides neither ids nor the order.
+line. Holds 30 bytes a line, and about three times that for a moment when they are put in order. Invariant:
+kept is the first of each content, and the order of the lines decides neither ids nor the order.
 """
 
 import array
@@ -72,6 +72,7 @@ class PromptDraft:
     def settle(self, *, max_prompts: int | None = None) -> None:
         """Decide what is kept: conversations from the start of the order with so many answers at most."""
         _, kept = np.unique(np.frombuffer(self._contents, np.uint64), return_index=True)
+        self._contents = array.array("Q")
         kept.sort()
         self._tell_apart(kept)
         self._order = kept[np.argsort(self._place(self._ids_of(kept)), kind="stable")]
@@ -94,8 +95,9 @@ class PromptDraft:
     def read_lines(self) -> Iterator[DraftLine]:
         """The kept lines in dispatch order."""
         self._flush()
-        places = self._place(self._ids_of(self._order))
-        ends = np.cumsum(np.bincount(_part_of(places).astype(np.int64), minlength=1 << _PART_BITS))
+        parts = _part_of(self._place(self._ids_of(self._order))).astype(np.int64)
+        ends = np.cumsum(np.bincount(parts, minlength=1 << _PART_BITS))
+        del parts
         for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if start < end:
                 yield from self._read_part(part, self._order[start:end])

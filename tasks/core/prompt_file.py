@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.core.files import write_bytes_atomically
+from tasks.core.files import replace_atomically
 from tasks.core.records import Prompt, RecordError
 
 _ENTRY = np.dtype([("offset", "<u8"), ("id_hash", "<u8"), ("turn", "<u2"), ("follows", "<u2")])
@@ -110,8 +110,10 @@ class IndexBuilder:
         columns = (self._offsets, self._hashes, self._turns, self._follows)
         for name, values in zip(_ENTRY.names or (), columns, strict=True):
             entries[name] = values
-        body = entries.tobytes()
-        write_bytes_atomically(index_path(path), _make_header(path, body) + body)
+        body = entries.view(np.uint8).data  # no copy: of many prompts it is what memory goes into
+        with replace_atomically(index_path(path)) as file:
+            file.write(_make_header(path, body))
+            file.write(body)
         return entries
 
 

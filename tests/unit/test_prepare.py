@@ -1,6 +1,7 @@
 """From source rows to prompts.jsonl: nothing lost, nothing doubled, the same bytes each time."""
 
 import dataclasses
+import errno
 import itertools
 import json
 import random
@@ -18,6 +19,7 @@ from tasks.core import prepare
 from tasks.core.adapters import Conversation, content_id, hash_content, make_prompt
 from tasks.core.files import remove_stale_temps
 from tasks.core.prepare import EmptyDatasetError, PrepareOptions, open_prompts, prepare_prompts, read_report
+from tasks.core.prompt_draft import PromptDraft
 from tasks.core.prompt_file import index_path
 from tasks.core.records import RecordError, Rejected
 from tasks.core.response_log import REJECTED
@@ -444,6 +446,31 @@ def test_the_index_is_written_with_the_prompts(tmp_path):
     before = index.stat().st_ino
     read_prompts(tmp_path)
     assert index.stat().st_ino == before
+
+
+def test_the_draft_of_a_killed_preparation_is_removed(tmp_path):
+    """It may be as large as the source."""
+    stale = tmp_path / "B2" / ".prompts.draft" / "63.jsonl"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(make_row("old").encode() * 99)
+    run(tmp_path, write_source(tmp_path, [make_row("a")]))
+    assert read_texts(tmp_path) == ["a"]
+    assert sorted(path.name for path in (tmp_path / "B2").iterdir()) == sorted(FILES)
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path, monkeypatch):
+    """The error says where; the old prompts stay."""
+    run(tmp_path, write_source(tmp_path, [make_row("a")]))
+    before = read_files(tmp_path)
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PromptDraft, "add", lambda *args, **kwargs: fail())
+    with pytest.raises(OSError, match=r"No space left on device: .*B2/\.prompts\.draft'"):
+        run(tmp_path, write_source(tmp_path, [make_row("b")]))
+    assert read_files(tmp_path) == before
+    assert sorted(path.name for path in (tmp_path / "B2").iterdir()) == sorted(FILES)
 
 
 def test_temp_files_of_a_killed_preparation_are_removed(tmp_path):
