@@ -211,13 +211,13 @@ class DatasetSettings(_Section):
     expected_mean_tokens: float | None = Field(None, gt=0)
     """Average answer length to plan with until answers are in (tokens)."""
 
-    @field_validator("turns", "budget_tokens")
+    @field_validator("turns", "budget_tokens", "system_prompt", "keep_system_prompts")
     @classmethod
     def _check_kind(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.data.get("kind") == "trajectory" and value not in (None, "last"):
+        if info.data.get("kind") == "trajectory" and value not in (None, "last", True):
             raise ValueError(
-                f"kind 'trajectory' generates nothing, so there is no {info.field_name} (it is {value!r}); "
-                "leave it out, or write kind 'generate'"
+                f"kind 'trajectory' takes conversations as they are and generates nothing, so there is no "
+                f"{info.field_name} (it is {value!r}); leave it out, or write kind 'generate'"
             )
         return value
 

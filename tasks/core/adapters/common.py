@@ -25,8 +25,8 @@ from tasks.core.adapters.roles import to_role
 from tasks.core.adapters.tools import to_tool_calls
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-_THOUGHT_PARTS = frozenset({"thinking", "reasoning"})
-_THOUGHT_FIELDS = ("reasoning_content", "reasoning")
+THOUGHT_PARTS = frozenset({"thinking", "reasoning"})
+THOUGHT_FIELDS = ("reasoning_content", "reasoning")
 
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _CUT_THOUGHT = re.compile(r"\A\s*<think>.*\Z", re.DOTALL)  # the answer ended inside its thought
@@ -105,14 +105,14 @@ def _clean_answer(turn: Mapping[str, Any], content: str, *, keep_thoughts: bool)
 
 
 def _find_thought(turn: Mapping[str, Any]) -> str:
-    return next((turn[key] for key in _THOUGHT_FIELDS if isinstance(turn.get(key), str)), "")
+    return next((turn[key] for key in THOUGHT_FIELDS if isinstance(turn.get(key), str)), "")
 
 
 def _part_text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _THOUGHT_PARTS:
+    if kind in THOUGHT_PARTS:
         return None
     text = part.get("text") if kind in _TEXT_PARTS else None
     if not isinstance(text, str):

@@ -11,6 +11,7 @@ RowRejected
     not_text        a turn carries an image, sound or another non-text part
     no_user_turn    nothing is left to answer
     no_assistant_turn  nothing is left to learn, in a trajectory
+    several_parts   a trajectory's turn has several texts or thoughts, and how they were joined is unknown
     tool_turns      a conversation with tools, where every turn was to be answered on the target's own history
 """
 

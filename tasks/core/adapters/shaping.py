@@ -23,6 +23,7 @@ import orjson
 from tasks.core.adapters.common import Turn, clean_turns
 from tasks.core.adapters.conversation import Conversation
 from tasks.core.adapters.errors import RowRejected
+from tasks.core.adapters.recorded import record_turns
 from tasks.core.records import Prompt
 
 Turns = Literal["last", "each", "independent"]
@@ -42,17 +43,18 @@ def make_prompt(
 ) -> Prompt:
     """Clean a conversation and say where the target's answers go.
 
-    Its system turns may be left out; `system_prompt` is put first where it then has none.
+    Its system turns may be left out; `system_prompt` is put first where it then has none. A trajectory is
+    left as it is.
 
     Raises:
         RowRejected: a turn is unusable, nothing is left to answer or to learn, or "tool_turns" where `each`
             cannot go on from the target's own answer.
     """
-    messages = clean_turns(conversation.turns, keep_system=keep_system, keep_thoughts=shape == "trajectory")
+    if shape == "trajectory":
+        return _make(conversation, record_turns(conversation.turns))
+    messages = clean_turns(conversation.turns, keep_system=keep_system)
     if system_prompt and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system_prompt})
-    if shape == "trajectory":
-        return _make(conversation, _finish(messages))
     return _ask(conversation, messages, shape)
 
 
@@ -120,14 +122,6 @@ def _answer_places(messages: Sequence[Turn]) -> list[int]:
         for at in range(1, len(roles) + 1)
         if roles[at - 1] in _ASKERS and (at == len(roles) or roles[at] == "assistant")
     ]
-
-
-def _finish(messages: list[Turn]) -> list[Turn]:
-    while messages and messages[-1]["role"] != "assistant":
-        messages.pop()
-    if not messages:
-        raise RowRejected("no_assistant_turn", "the conversation has no answer to learn")
-    return messages
 
 
 def _has_tool(message: Turn) -> bool:

@@ -1,0 +1,57 @@
+"""The turns of a finished conversation, as the target saw and wrote them.
+
+Knows OpenAI-style turns; does not know any dataset. Roles and calls are brought to the shape that templates
+read, and content to one string; nothing is dropped or merged, be it empty, before the first question or a
+second turn of one role. Invariant: a turn whose text would have to be guessed rejects the row.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.core.adapters.common import THOUGHT_FIELDS, THOUGHT_PARTS, Turn, clean_turn, to_text
+from tasks.core.adapters.errors import RowRejected
+
+
+def record_turns(turns: Sequence[Any]) -> list[Turn]:
+    """The turns up to the last one of the assistant; what comes after it was not answered.
+
+    Raises:
+        RowRejected: "no_assistant_turn", "several_parts", or as for a turn of a prompt.
+    """
+    recorded = [_record_turn(turn) for turn in turns]
+    last = max((at for at, turn in enumerate(recorded) if turn["role"] == "assistant"), default=None)
+    if last is None:
+        raise RowRejected("no_assistant_turn", "the conversation has no answer to learn")
+    return recorded[: last + 1]
+
+
+def _record_turn(turn: Any) -> Turn:
+    if not isinstance(turn, Mapping):
+        return clean_turn(turn)  # which says what is wrong with it
+    content, thoughts = _split_parts(turn.get("content"))
+    recorded = {**clean_turn({**turn, "content": ""}), "content": content}
+    thoughts += [turn[key] for key in THOUGHT_FIELDS if isinstance(turn.get(key), str)]
+    if recorded["role"] == "assistant" and (told := list(dict.fromkeys(filter(str.strip, thoughts)))):
+        if len(told) > 1:
+            raise RowRejected(
+                "several_parts", "a turn has several thoughts: how they were written is unknown"
+            )
+        recorded["reasoning_content"] = told[0]
+    return recorded
+
+
+def _split_parts(content: Any) -> tuple[str, list[str]]:
+    """The text and the thoughts of a turn's content."""
+    if not isinstance(content, list):
+        return to_text(content), []
+    thoughts, texts = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in THOUGHT_PARTS:
+            thoughts.append(str(part.get(kind) or part.get("text") or ""))
+        else:
+            texts.append(part)
+    text = to_text(texts)
+    if len(texts) > 1:  # joined by nothing, a blank or a line break, as the server and the template had it
+        raise RowRejected("several_parts", f"a turn has {len(texts)} text parts, joined nobody knows how")
+    return text, thoughts
