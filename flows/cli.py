@@ -85,6 +85,13 @@ Environment:
   DRAFTMILL_API_KEY  the key of such a server, if it asks for one
 """
 
+_MONITOR_EPILOG = """\
+\b
+Exit status:
+  0  everything is done, or Ctrl-C: whoever looks interrupts nothing
+  2  the folder is not one of a run
+"""
+
 
 def main() -> None:
     """Entry point of the `draftmill` command."""
@@ -199,6 +206,34 @@ def stats(
         typer.echo(json.dumps(stats_to_json(found), indent=1))
     else:
         make_console().print(stats_table(found))
+
+
+@app.command(epilog=_MONITOR_EPILOG)
+def monitor(
+    output_dir: Annotated[Path, typer.Argument(help="The folder of a run, wherever the run is at work.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line for each look instead.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Time between two looks.")] = 2.0,
+) -> None:
+    """Watch a run: budgets, speed, when it will be done, servers, what went wrong. Only reads files.
+
+    A dataset without a row for five minutes is "stopped". Speeds are those of the last five minutes.
+    """
+    from flows.monitor import print_json, show_live
+    from tasks.core.run_file import RunFolderError
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its cursor back
+    try:
+        if as_json:
+            print_json(output_dir, sys.stdout, every_s=every, once=once)
+        else:
+            show_live(output_dir, make_console(), every_s=every, once=once)
+    except KeyboardInterrupt:
+        _exit(0)
+    except RunFolderError as exc:
+        fail(str(exc), EXIT_BAD_INPUT)
 
 
 @app.command()
@@ -363,9 +398,8 @@ def _run_on_server(parameters: Any, ui: str | None) -> int:
 
 
 def _collect_stats(output_dir: Path) -> list[Any]:
-    from flows.run_folder import read_plans
-    from tasks.aggregate import collect_stats
     from tasks.core.run_file import RunFolderError
+    from tasks.core.run_stats import collect_stats, read_plans
 
     try:
         plans = read_plans(output_dir)

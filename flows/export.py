@@ -7,10 +7,11 @@ from prefect import flow
 from pydantic import Field
 
 from flows.logs import show_our_logs
-from flows.run_folder import check_exported, read_export_rules, read_plans
+from flows.run_folder import check_exported, read_export_rules
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
 from tasks.core.run_file import check_run_folder
+from tasks.core.run_stats import read_plans
 from tasks.export import export_drafter_data
 
 

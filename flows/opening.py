@@ -105,6 +105,12 @@ def to_plan(parameters: RunParameters, dataset: DatasetSettings) -> DatasetPlan:
     return DatasetPlan(dataset.name, budget_tokens if is_generated else None, parameters.max_samples)
 
 
+def to_plan_details(parameters: RunParameters, dataset: DatasetSettings) -> dict[str, Any]:
+    """What run.json records of a dataset's plan."""
+    plan = to_plan(parameters, dataset)
+    return {"kind": dataset.kind, "budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples}
+
+
 def to_prepare_options(parameters: RunParameters, dataset: DatasetSettings) -> PrepareOptions:
     """What decides a dataset's prompts besides its source."""
     return PrepareOptions(
@@ -133,13 +139,12 @@ def to_prepare_request(
     parameters: RunParameters, dataset: DatasetSettings, fingerprint: Mapping[str, Any]
 ) -> PrepareRequest:
     """What preparation has to know; the fingerprint is the run's, without datasets."""
-    plan = to_plan(parameters, dataset)
     return PrepareRequest(
         output_dir=Path(parameters.output_dir),
         source=dataset.full_source,
         options=to_prepare_options(parameters, dataset),
         fingerprint=fingerprint,
-        details={"kind": dataset.kind, "budget_tokens": plan.budget_tokens, "max_samples": plan.max_samples},
+        details=to_plan_details(parameters, dataset),
         sampling=dataset.sampling.model_dump(exclude_none=True),
         accept_changed=tuple(parameters.accept_changed),
         long_prompt_tokens=parameters.lanes.long_prompt_tokens if dataset.kind == "generate" else None,
@@ -188,7 +193,8 @@ def record_run(
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
     """
-    details = {"draftmill": version("draftmill"), **to_run_details(parameters)}
+    plans = {one.name: to_plan_details(parameters, one) for one in list_datasets(parameters)}
+    details = {"draftmill": version("draftmill"), **to_run_details(parameters), "plans": plans}
     if servers is not None:
         details |= {"servers": servers, "launch": describe_launch(parameters)}
     update_run_file(

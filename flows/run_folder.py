@@ -1,44 +1,16 @@
-"""What the folder of a run says about itself: which datasets it has, and how they are exported.
+"""What the folder of a run says about how it is exported.
 
 Knows run.json's details; does not know Prefect's runs or the command line, which both ask here. Invariant:
 nothing is written, and no lock is held.
 """
 
 from pathlib import Path
-from types import NoneType
-from typing import Any
 
 from flows.parameters import Export
-from tasks.aggregate import DatasetPlan
 from tasks.core.export_files import ExportError
 from tasks.core.export_report import ExportReport
-from tasks.core.run_file import RunFolderError, read_run_file, read_setting
+from tasks.core.run_file import read_run_file, read_setting
 from tasks.export import ExportRules
-
-
-def read_plans(output_dir: Path) -> list[DatasetPlan]:
-    """What each dataset of a run was last meant to reach.
-
-    Raises:
-        RunFolderError: the folder is not one of a run, or its run.json is damaged.
-    """
-    run = read_run_file(output_dir)
-    datasets = run.get("details", {}).get("datasets", {})
-    if not datasets:
-        raise RunFolderError(
-            f"{str(output_dir)!r} is not the folder of a run: it has no run.json with datasets"
-        )
-    return [_read_plan(output_dir, run, name) for name in datasets]
-
-
-def _read_plan(output_dir: Path, run: dict[str, Any], name: str) -> DatasetPlan:
-    where = ("details", "datasets", name)
-    is_generated = read_setting(output_dir, run, *where, "kind", kind=str | None) != "trajectory"
-    return DatasetPlan(
-        name,
-        read_setting(output_dir, run, *where, "budget_tokens", kind=int if is_generated else NoneType),
-        read_setting(output_dir, run, *where, "max_samples", kind=int | None),
-    )
 
 
 def read_export_rules(

@@ -5,9 +5,9 @@ from pathlib import Path
 from prefect import flow
 
 from flows.logs import show_our_logs
-from flows.run_folder import read_plans
 from tasks.aggregate import aggregate_stats
 from tasks.core.run_file import check_run_folder
+from tasks.core.run_stats import read_plans
 from tasks.core.stats import DatasetStats
 
 

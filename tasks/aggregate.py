@@ -9,9 +9,8 @@ from prefect.artifacts import LinkArtifact, TableArtifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import create_artifact, run_artifact_key
-from tasks.core.prepare import read_report
+from tasks.core.run_stats import collect_stats
 from tasks.core.stats import DatasetPlan, DatasetStats, total_stats
-from tasks.core.stats_scan import scan_dataset
 from tasks.core.stats_views import stats_rows, write_stats
 
 _REPORTS = ("report.html", "stats.json")  # the best one first
@@ -45,30 +44,6 @@ def _find_report(output_dir: Path) -> Path:
     """What a person would open first."""
     folder = output_dir.resolve()
     return next((path for name in _REPORTS if (path := folder / name).exists()), folder / _REPORTS[-1])
-
-
-def collect_stats(output_dir: Path, plans: Sequence[DatasetPlan]) -> list[DatasetStats]:
-    """Scan the logs of all datasets, in the order given."""
-    return [_scan(output_dir / plan.name, plan) for plan in plans]
-
-
-def _scan(folder: Path, plan: DatasetPlan) -> DatasetStats:
-    report = read_report(folder)
-    counts = None
-    if report is not None:
-        counts = {
-            "rows_read": report.rows_read,
-            "duplicates": report.duplicates,
-            "rejected": sum(report.rejected.values()),
-        }
-    return scan_dataset(
-        folder,
-        name=plan.name,
-        budget_tokens=plan.budget_tokens,
-        max_samples=plan.max_samples,
-        prompts=report.prompts if report is not None else None,
-        prepare=counts,
-    )
 
 
 __all__ = ["DatasetPlan", "aggregate_stats", "collect_stats", "total_stats"]

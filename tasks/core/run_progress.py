@@ -8,11 +8,12 @@ somebody watched count as speed, so that what a resumed dataset had on disk does
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import CheckpointMismatchError, Progress
-from tasks.core.stats import TOTAL, DatasetPlan, dataset_status, parse_time
+from tasks.core.stats import TOTAL, DatasetPlan, Status, dataset_status, parse_time
 from tasks.core.stats_views import format_counts
 
 SPEED_WINDOW_S = 60.0
@@ -57,9 +58,10 @@ class DatasetProgress:
     @property
     def eta_s(self) -> float | None:
         """Seconds to the end at the present speed; None when nothing moves."""
-        if self.left_tokens <= 0:
+        if self.is_done:
             return 0.0
-        return self.left_tokens / self.tokens_per_s if self.tokens_per_s > 0 else None
+        known = self.left_tokens > 0 and self.tokens_per_s > 0
+        return self.left_tokens / self.tokens_per_s if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class RunProgress:
     def total(self) -> DatasetProgress:
         """All datasets as one: generating while one of them is, done when all are.
 
-        Tokens are those that count against a budget, where there is one.
+        Tokens and their speed are those that count against a budget, where there is one.
         """
         prompts = [one.prompts for one in self.datasets if one.prompts is not None]
         counted = [one for one, _ in self._budgeted] or self.datasets
@@ -96,10 +98,10 @@ class RunProgress:
             prompts=sum(prompts) if prompts else None,
             completion_tokens=sum(one.completion_tokens for one in counted),
             budget_tokens=sum(budget for _, budget in self._budgeted) if self._budgeted else None,
-            left_tokens=sum(one.left_tokens for one in self.datasets),
+            left_tokens=sum(one.left_tokens for one in counted),
             finish_reasons=_add(one.finish_reasons for one in self.datasets),
             rejected=_add(one.rejected for one in self.datasets),
-            tokens_per_s=sum(one.tokens_per_s for one in self.datasets),
+            tokens_per_s=sum(one.tokens_per_s for one in counted),
         )
 
     def to_line(self) -> str:
@@ -198,7 +200,14 @@ class DatasetWatch:
             prompts=prompts,
             completion_tokens=latest.completion_tokens,
             budget_tokens=plan.budget_tokens,
-            left_tokens=_left_tokens(plan, latest, prompts) if status == "incomplete" else 0.0,
+            left_tokens=estimate_left_tokens(
+                plan,
+                status,
+                rows=latest.rows,
+                tokens=latest.completion_tokens,
+                settled=latest.settled,
+                prompts=prompts,
+            ),
             finish_reasons=latest.finish_reasons,
             rejected=latest.rejected,
             tokens_per_s=self._speed() if state == "generating" else 0.0,
@@ -267,14 +276,19 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _left_tokens(plan: DatasetPlan, latest: _Reading, prompts: int | None) -> float:
-    left = float(max(0, (plan.budget_tokens or 0) - latest.completion_tokens))
-    if not latest.rows or prompts is None:
-        return left
-    answers = prompts - latest.settled
-    if plan.max_samples is not None:
-        answers = min(answers, plan.max_samples - latest.rows)
-    return min(left, answers * latest.completion_tokens / latest.rows)
+def estimate_left_tokens(
+    plan: DatasetPlan, status: Status, *, rows: int, tokens: int, settled: int, prompts: int | None
+) -> float:
+    """What a dataset is still expected to take: up to its budget, or less where answers end first."""
+    if status != "incomplete":
+        return 0.0
+    left = inf if plan.budget_tokens is None else float(max(0, plan.budget_tokens - tokens))
+    if rows and prompts is not None:
+        answers = prompts - settled
+        if plan.max_samples is not None:
+            answers = min(answers, plan.max_samples - rows)
+        left = min(left, answers * tokens / rows)
+    return 0.0 if left == inf else left  # conversations of unknown length
 
 
 def _total_state(states: Sequence[State]) -> State:

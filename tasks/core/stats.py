@@ -14,6 +14,7 @@ import numpy as np
 
 Status = Literal["complete", "exhausted", "incomplete"]
 TOTAL = "total"
+TIME_BUCKET_S = 10
 Key = TypeVar("Key", str, int)
 
 
@@ -49,6 +50,10 @@ class DatasetStats:
     will not be asked again.
     `unreadable` counts whole lines that are no row; `not_token_exact` rows whose ids are missing or
     do not add up. `retries` is the sum of attempt - 1. `prepare` repeats the prepare report's counts.
+
+    The last four are for plots, and are not in stats.json: rows by completion_tokens, of them those that
+    were cut, completion tokens by the time they were there (the second since 1970 at which each bucket of
+    TIME_BUCKET_S begins), and one rejected prompt or source row for each reason.
     """
 
     name: str
@@ -75,6 +80,12 @@ class DatasetStats:
     last_finished_at: str | None
     tokens_per_s: float | None
     length_counts: Mapping[int, int] = field(default_factory=dict, repr=False)
+    cut_lengths: Mapping[int, int] = field(default_factory=dict, repr=False)
+    tokens_by_time: Mapping[int, int] = field(default_factory=dict, repr=False)
+    rejected_examples: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+PLOT_FIELDS = ("length_counts", "cut_lengths", "tokens_by_time", "rejected_examples")
 
 
 def dataset_status(
@@ -133,6 +144,9 @@ def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:
         retries=sum(s.retries for s in stats),
         **span_fields(min(started, default=None), min(first, default=None), max(last, default=None), tokens),
         length_counts=counts,
+        cut_lengths=_add(s.cut_lengths for s in stats),
+        tokens_by_time=_add(s.tokens_by_time for s in stats),
+        rejected_examples={reason: text for s in stats for reason, text in s.rejected_examples.items()},
     )
 
 

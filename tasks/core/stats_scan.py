@@ -5,18 +5,28 @@ comes from the files, so it is the same after a crash as before it.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from tasks.core.log_tail import LogTail
 from tasks.core.masks import SEQUENCES, is_empty_answer
+from tasks.core.recent_answers import Answer, RecentAnswers
 from tasks.core.records import RecordError, Rejected, Response
-from tasks.core.response_log import REJECTED, RESPONSES, read_lines
-from tasks.core.stats import DatasetStats, dataset_status, length_quantiles, parse_time, span_fields
+from tasks.core.response_log import REJECTED, RESPONSES
+from tasks.core.stats import (
+    TIME_BUCKET_S,
+    DatasetStats,
+    dataset_status,
+    length_quantiles,
+    parse_time,
+    span_fields,
+)
 
+_DETAIL = 200  # characters of an example's detail
 _ID_KEYS = (b'"input_ids":[', b'"output_ids":[')
 
 
@@ -44,50 +54,108 @@ def scan_dataset(
     Raises:
         RecordError: a last line is torn and `torn_ok` is False.
     """
-    scan = _Scan()
-    for end, line in read_lines(folder / RESPONSES):
-        scan.add_line(line)
-        scan.response_bytes = end
-    rejections = _Rejections()
-    for end, line in read_lines(folder / REJECTED):
-        rejections.add_line(line)
-        rejections.bytes = end
+    scan = DatasetScan(folder)
+    scan.read_new()
     if not torn_ok:
-        _refuse_torn(folder / RESPONSES, scan.response_bytes)
-        _refuse_torn(folder / REJECTED, rejections.bytes)
-    reasons, permanent = rejections.open_ones(scan.answered)
-    status = dataset_status(
-        rows=scan.rows,
-        completion_tokens=scan.completion_tokens,
-        settled=len(scan.answered) + permanent,
-        prompts=prompts,
-        budget_tokens=budget_tokens,
-        max_samples=max_samples,
+        scan.refuse_torn()
+    return scan.to_stats(
+        name=name, budget_tokens=budget_tokens, max_samples=max_samples, prompts=prompts, prepare=prepare
     )
-    unreadable = scan.unreadable + rejections.unreadable
-    return DatasetStats(
-        name=name,
-        status="incomplete" if unreadable else status,  # a run refuses to go on in such a log
-        rows=scan.rows,
-        answered=len(scan.answered),
-        prompts=prompts,
-        prompt_tokens=scan.prompt_tokens,
-        completion_tokens=scan.completion_tokens,
-        budget_tokens=budget_tokens,
-        budget_share=scan.completion_tokens / budget_tokens if budget_tokens else None,
-        finish_reasons=dict(sorted(scan.finish_reasons.items())),
-        lengths=length_quantiles(scan.length_counts),
-        empty=scan.empty,
-        not_token_exact=scan.not_token_exact,
-        duplicates=scan.duplicates,
-        unreadable=unreadable,
-        rejected=dict(sorted(reasons.items())),
-        permanently_rejected=permanent,
-        prepare=dict(prepare or {}),
-        retries=scan.retries,
-        **span_fields(scan.started, scan.first_finished, scan.last_finished, scan.completion_tokens),
-        length_counts=dict(scan.length_counts),
-    )
+
+
+class DatasetScan:
+    """A dataset's two logs, read once and from then on only where they have grown.
+
+    What was read of a log that is cut or replaced is forgotten, and the log is read again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._responses, self._rejected = LogTail(folder / RESPONSES), LogTail(folder / REJECTED)
+        self._scan, self._rejections = _Scan(), _Rejections()
+
+    @property
+    def recent(self) -> RecentAnswers:
+        """The answers of the log's last minutes."""
+        return self._scan.recent
+
+    @property
+    def rows(self) -> int:
+        """Answers read so far."""
+        return self._scan.rows
+
+    def read_new(self) -> None:
+        """Read what was added since the last time."""
+        restarted = not self._responses.is_continued()
+        if restarted:
+            self._responses.restart()
+            self._scan = _Scan()
+        if restarted or not self._rejected.is_continued():
+            self._rejected.restart()
+            self._rejections = _Rejections()
+        for line in self._responses.read():
+            key = self._scan.add_line(line)
+            if key is not None:
+                self._rejections.settle(key)
+        for line in self._rejected.read():
+            self._rejections.add_line(line, self._scan.answered)
+
+    def refuse_torn(self) -> None:
+        """Accept only logs that end with a whole line.
+
+        Raises:
+            RecordError: one of them does not.
+        """
+        for log in (self._responses, self._rejected):
+            size = log.path.stat().st_size if log.path.exists() else 0
+            if size > log.end:
+                raise RecordError(f"{log.path}: the last {size - log.end} bytes are no whole line")
+
+    def to_stats(
+        self,
+        *,
+        name: str,
+        budget_tokens: int | None,
+        max_samples: int | None,
+        prompts: int | None,
+        prepare: Mapping[str, int] | None = None,
+    ) -> DatasetStats:
+        """What was read so far; the arguments are those of `scan_dataset`."""
+        scan, rejections = self._scan, self._rejections
+        status = dataset_status(
+            rows=scan.rows,
+            completion_tokens=scan.completion_tokens,
+            settled=len(scan.answered) + rejections.final,
+            prompts=prompts,
+            budget_tokens=budget_tokens,
+            max_samples=max_samples,
+        )
+        unreadable = scan.unreadable + rejections.unreadable
+        return DatasetStats(
+            name=name,
+            status="incomplete" if unreadable else status,  # a run refuses to go on in such a log
+            rows=scan.rows,
+            answered=len(scan.answered),
+            prompts=prompts,
+            prompt_tokens=scan.prompt_tokens,
+            completion_tokens=scan.completion_tokens,
+            budget_tokens=budget_tokens,
+            budget_share=scan.completion_tokens / budget_tokens if budget_tokens else None,
+            finish_reasons=dict(sorted(scan.finish_reasons.items())),
+            lengths=length_quantiles(scan.length_counts),
+            empty=scan.empty,
+            not_token_exact=scan.not_token_exact,
+            duplicates=scan.duplicates,
+            unreadable=unreadable,
+            rejected={reason: count for reason, count in sorted(rejections.reasons.items()) if count},
+            permanently_rejected=rejections.final,
+            prepare=dict(prepare or {}),
+            retries=scan.retries,
+            **span_fields(scan.started, scan.first_finished, scan.last_finished, scan.completion_tokens),
+            length_counts=dict(scan.length_counts),
+            cut_lengths=dict(scan.cut_lengths),
+            tokens_by_time=dict(scan.tokens_by_time),
+            rejected_examples=rejections.find_examples(),
+        )
 
 
 def skim_row(line: bytes) -> dict[str, Any]:
@@ -119,30 +187,34 @@ class _Scan:
     """Running sums over raw_responses.jsonl."""
 
     def __init__(self) -> None:
-        self.response_bytes = 0
         self.rows = self.prompt_tokens = self.completion_tokens = 0
         self.empty = self.not_token_exact = self.duplicates = self.unreadable = self.retries = 0
         self.finish_reasons: Counter[str] = Counter()
         self.length_counts: Counter[int] = Counter()
+        self.cut_lengths: Counter[int] = Counter()
+        self.tokens_by_time: Counter[int] = Counter()
+        self.recent = RecentAnswers()
         self.answered: set[int] = set()
         self.started: float | None = None
         self.first_finished: float | None = None
         self.last_finished: float | None = None
 
-    def add_line(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> int | None:
+        """The key of the answer; None where the line is no first row of one."""
         try:
             row = skim_row(line)
             response = Response.from_row(row)
         except (RecordError, orjson.JSONDecodeError):
             self.unreadable += 1
-            return
+            return None
         # 64 bits of a hash: a million rows collide with a chance of 3e-8.
         key = hash((response.id, response.turn))
         if key in self.answered:
             self.duplicates += 1
-            return
+            return None
         self.answered.add(key)
         self._add(response, exact=_is_exact(row, response))
+        return key
 
     def _add(self, response: Response, *, exact: bool) -> None:
         self.rows += 1
@@ -150,6 +222,8 @@ class _Scan:
         self.completion_tokens += response.completion_tokens
         self.finish_reasons[response.finish_reason] += 1
         self.length_counts[response.completion_tokens] += 1
+        if response.finish_reason == "length":
+            self.cut_lengths[response.completion_tokens] += 1
         self.empty += is_empty_answer(response.completion_tokens, response.finish_reason)
         self.not_token_exact += not exact
         self.retries += max(0, response.attempt - 1)
@@ -161,17 +235,24 @@ class _Scan:
         self.started = started if self.started is None else min(self.started, started)
         self.first_finished = finished if self.first_finished is None else min(self.first_finished, finished)
         self.last_finished = finished if self.last_finished is None else max(self.last_finished, finished)
+        self.tokens_by_time[int(finished // TIME_BUCKET_S) * TIME_BUCKET_S] += response.completion_tokens
+        self.recent.add(Answer(started, finished, response.completion_tokens, response.server))
 
 
 class _Rejections:
-    """The last word of rejected.jsonl on each prompt and source row."""
+    """The last word of rejected.jsonl on each prompt and source row that has no answer.
+
+    `reasons` counts them; `final` are prompts that will not be asked again.
+    """
 
     def __init__(self) -> None:
-        self.bytes = 0
         self.unreadable = 0
-        self._last: dict[int, tuple[str, str, bool]] = {}
+        self.reasons: Counter[str] = Counter()
+        self.final = 0
+        self._last: dict[int, tuple[str, bool, bool]] = {}  # reason, of a prompt, permanent
+        self._examples: dict[str, tuple[int, str]] = {}
 
-    def add_line(self, line: bytes) -> None:
+    def add_line(self, line: bytes, answered: Container[int]) -> None:
         try:
             rejected = Rejected.from_line(line)
         except RecordError:
@@ -180,18 +261,36 @@ class _Rejections:
         # A source row that became no prompt may have no id; its place in the source tells it apart.
         is_prompt = rejected.stage == "generate"
         key = hash((rejected.id, rejected.turn if is_prompt else rejected.where))
-        self._last[key] = (rejected.stage, rejected.reason, rejected.permanent)
+        self._forget(key)
+        if is_prompt and key in answered:
+            return
+        self._last[key] = (rejected.reason, is_prompt, rejected.permanent)
+        self.reasons[rejected.reason] += 1
+        self.final += is_prompt and rejected.permanent
+        self._examples.setdefault(rejected.reason, (key, _to_example(rejected)))
 
-    def open_ones(self, answered: set[int]) -> tuple[Counter[str], int]:
-        """Rejections by reason without the prompts answered later, and how many prompts are final."""
-        reasons: Counter[str] = Counter()
-        final = 0
-        for key, (stage, reason, permanent) in self._last.items():
-            if stage == "generate" and key in answered:
-                continue
-            reasons[reason] += 1
-            final += stage == "generate" and permanent
-        return reasons, final
+    def settle(self, key: int) -> None:
+        """A prompt was answered after all."""
+        if key in self._last and self._last[key][1]:
+            self._forget(key)
+
+    def find_examples(self) -> dict[str, str]:
+        """One of the rejected for each reason, where one is known."""
+        return {reason: text for reason, (_, text) in sorted(self._examples.items())}
+
+    def _forget(self, key: int) -> None:
+        if (known := self._last.pop(key, None)) is None:
+            return
+        reason, is_prompt, permanent = known
+        self.reasons[reason] -= 1
+        self.final -= is_prompt and permanent
+        if self._examples.get(reason, (None,))[0] == key:
+            del self._examples[reason]
+
+
+def _to_example(rejected: Rejected) -> str:
+    detail = rejected.detail if len(rejected.detail) <= _DETAIL else f"{rejected.detail[:_DETAIL]}…"
+    return ": ".join(part for part in (rejected.id or rejected.where, detail) if part)
 
 
 def _is_exact(row: Mapping[str, Any], response: Response) -> bool:
@@ -215,9 +314,3 @@ def _are_exact(sequences: Any, response: Response) -> bool:
 
 def _count_ids(value: Any) -> int:
     return value if isinstance(value, int) else len(value) if isinstance(value, list) else -1
-
-
-def _refuse_torn(path: Path, whole_bytes: int) -> None:
-    size = path.stat().st_size if path.exists() else 0
-    if size > whole_bytes:
-        raise RecordError(f"{path}: the last {size - whole_bytes} bytes are no whole line")

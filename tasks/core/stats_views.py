@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from rich.table import Table
 
 from tasks.core.files import write_bytes_atomically, write_json_atomically
-from tasks.core.stats import DatasetStats, total_stats
+from tasks.core.stats import PLOT_FIELDS, DatasetStats, total_stats
 
 _QUANTILES = ("p5", "p25", "p50", "p75", "p95", "max", "mean")
 _LEFT = ("dataset", "status", "finish reasons", "set aside")
@@ -54,7 +54,7 @@ _PARQUET_SCHEMA = pa.schema(
 
 
 def stats_to_json(stats: Sequence[DatasetStats]) -> dict[str, Any]:
-    """`{"datasets": [...], "total": {...}}`, ready for stats.json; the length histograms are left out."""
+    """`{"datasets": [...], "total": {...}}`, ready for stats.json; what only plots need is left out."""
     return {"datasets": [_fields(one) for one in stats], "total": _fields(total_stats(stats))}
 
 
@@ -101,8 +101,7 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 def _fields(stats: DatasetStats) -> dict[str, Any]:
     fields = dataclasses.asdict(stats)
-    del fields["length_counts"]
-    return fields
+    return {name: value for name, value in fields.items() if name not in PLOT_FIELDS}
 
 
 def _flat_fields(stats: DatasetStats) -> dict[str, Any]:

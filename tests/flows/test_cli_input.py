@@ -257,7 +257,7 @@ def test_a_run_that_is_stopped_while_it_starts_says_how_to_go_on(offline, number
     assert "Traceback" not in rest
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["check"], ["serve"], ["stats"], ["export"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["check"], ["serve"], ["stats"], ["export"], ["monitor"]])
 def test_help_is_there_and_needs_no_prefect(command):
     """Help of every command, without the seconds that importing Prefect takes."""
     done = subprocess.run([*DRAFTMILL, *command, "--help"], capture_output=True, text=True, check=True)

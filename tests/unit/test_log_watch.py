@@ -1,0 +1,214 @@
+"""What a watch says of growing logs is what a full scan of them says, however they grow."""
+
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.core.log_tail import LogTail
+from tasks.core.log_watch import SILENT_S, RunLogWatch
+from tasks.core.records import Rejected, Response
+from tasks.core.run_file import RunFolderError, update_run_file
+from tasks.core.stats_scan import DatasetScan
+
+NOW_S = 1_800_000_000.0
+PLAN = {"budget_tokens": 1000, "max_samples": None}
+
+
+def answer(name, *, tokens=10, at_s=NOW_S, turn=0, latency_s=5.0, **changes):
+    finished = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    row = {"id": name, "turn": turn, "input_ids": [1], "output_ids": [2] * tokens, "prompt_tokens": 1}
+    row |= {
+        "completion_tokens": tokens,
+        "finished_at": finished,
+        "latency_s": latency_s,
+        "server": "http://s",
+    }
+    return Response.from_row(row | changes).to_line()
+
+
+def refusal(name, reason="http_500", *, stage="generate", permanent=False, where=""):
+    return Rejected(name, reason, "why", permanent=permanent, stage=stage, where=where).to_line()
+
+
+def start_run(folder, **plans):
+    """A run.json with datasets; those of `plans` in details only where they have begun."""
+    update_run_file(folder, fingerprint={}, details={"datasets": plans or {"d": PLAN}}, now="now")
+
+
+def write(folder, *lines, name="raw_responses.jsonl", mode="ab"):
+    folder.mkdir(exist_ok=True)
+    with (folder / name).open(mode) as log:
+        log.write(b"".join(lines))
+
+
+def describe(scan):
+    """All that can be told apart; which rejected row is the example depends on when one looks."""
+    stats = scan.to_stats(name="d", budget_tokens=1000, max_samples=None, prompts=9)
+    return dataclasses.replace(stats, rejected_examples={}), scan.recent.last_s, scan.recent.since(0)
+
+
+OLD_ROW = orjson.dumps({"id": "old", "usage": {"prompt_tokens": 3, "completion_tokens": 7}}) + b"\n"
+names = st.sampled_from("abcd")
+response_lines = st.lists(
+    st.builds(
+        answer,
+        names,
+        tokens=st.integers(0, 30),
+        turn=st.integers(0, 1),
+        at_s=st.integers(0, 900).map(lambda s: NOW_S + s),
+        finish_reason=st.sampled_from(["stop", "length"]),
+    )
+    | st.sampled_from([OLD_ROW, b"{nonsense\n"]),
+    max_size=12,
+)
+rejected_lines = st.lists(
+    st.builds(
+        refusal,
+        names,
+        reason=st.sampled_from(["http_500", "http_400"]),
+        stage=st.sampled_from(["prepare", "generate"]),
+        permanent=st.booleans(),
+        where=st.sampled_from(["f:1", "f:2"]),
+    ),
+    max_size=8,
+)
+
+
+@given(response_lines, rejected_lines, st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=5))
+def test_a_scan_in_pieces_equals_a_scan_of_the_whole(responses, rejections, cuts):
+    """Whatever was there at each look, lines that were torn then included."""
+    logs = {"raw_responses.jsonl": b"".join(responses), "rejected.jsonl": b"".join(rejections)}
+    with TemporaryDirectory() as folder:
+        watched = DatasetScan(Path(folder))
+        shares = zip(*sorted(cuts), strict=True) if cuts else [(), ()]
+        ends = {
+            name: [*sorted(int(share * len(log)) for share in own), len(log)]
+            for (name, log), own in zip(logs.items(), shares, strict=True)
+        }
+        for both in zip(*ends.values(), strict=True):
+            for (name, log), end in zip(logs.items(), both, strict=True):
+                with (Path(folder) / name).open("ab") as file:
+                    file.write(log[file.tell() : end])
+            watched.read_new()
+        whole = DatasetScan(Path(folder))
+        whole.read_new()
+        assert describe(watched) == describe(whole)
+        assert watched._rejections.reasons.keys() >= watched._rejections.find_examples().keys()
+
+
+@pytest.mark.parametrize("name", ["raw_responses.jsonl", "rejected.jsonl"])
+@pytest.mark.parametrize("change", ["cut", "replaced", "rewritten", "removed"])
+def test_a_log_that_is_no_longer_the_one_that_was_read_is_read_again(tmp_path, name, change):
+    """Cut, replaced by another file, written over in place with more than before, or gone."""
+    write(tmp_path, answer("a"), answer("b"))
+    write(tmp_path, refusal("a"), refusal("c"), refusal("d", "http_400"), name="rejected.jsonl")
+    watched = DatasetScan(tmp_path)
+    watched.read_new()
+    log = tmp_path / name
+    lines = log.read_bytes().splitlines(keepends=True)
+    if change == "cut":
+        log.write_bytes(lines[0])
+    elif change == "replaced":
+        (tmp_path / "new").write_bytes(b"".join(lines * 2))
+        (tmp_path / "new").replace(log)
+    elif change == "rewritten":
+        log.write_bytes(b"".join(reversed(lines)) * 3)
+    else:
+        log.unlink()
+    watched.read_new()
+    whole = DatasetScan(tmp_path)
+    whole.read_new()
+    assert describe(watched) == describe(whole)
+
+
+def test_only_what_was_added_is_read(tmp_path):
+    """A second look at the same log gives nothing, a third one only the new line."""
+    log = tmp_path / "log"
+    log.write_bytes(b"a\nb\n")
+    tail = LogTail(log)
+    assert list(tail.read()) == [b"a\n", b"b\n"]
+    assert (tail.is_continued(), list(tail.read())) == (True, [])
+    with log.open("ab") as file:
+        file.write(b"c\ntorn")
+    assert (tail.is_continued(), list(tail.read())) == (True, [b"c\n"])
+
+
+def test_a_folder_without_run_json_has_nothing_to_see_yet(tmp_path):
+    """Then datasets appear, also those that wait for their turn."""
+    watch = RunLogWatch(tmp_path)
+    assert watch.look(NOW_S) is None
+    details = {"datasets": {"b": PLAN}, "plans": {"b": {"budget_tokens": 2000}, "a": {"budget_tokens": 7}}}
+    update_run_file(tmp_path, fingerprint={}, details=details, now="now")
+    look = watch.look(NOW_S)
+    assert [(one.name, one.budget_tokens, one.state) for one in look.progress.datasets] == [
+        ("a", 7, "waiting"),
+        ("b", 2000, "waiting"),
+    ]
+    start_run(tmp_path, c=PLAN)
+    assert [one.name for one in watch.look(NOW_S).progress.datasets] == ["a", "b", "c"]
+
+
+def test_a_damaged_run_json_is_an_error(tmp_path):
+    """Not something to wait for."""
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunFolderError, match="damaged"):
+        RunLogWatch(tmp_path).look(NOW_S)
+
+
+def test_speed_and_end_come_from_the_last_minutes(tmp_path):
+    """400 tokens in the 20 seconds since the first answer began; 600 are left."""
+    start_run(tmp_path)
+    write(tmp_path / "d", answer("old", tokens=0, at_s=NOW_S - 5000))
+    write(tmp_path / "d", *(answer(name, tokens=200, at_s=NOW_S - 10, latency_s=10) for name in "ab"))
+    look = RunLogWatch(tmp_path).look(NOW_S)
+    [one] = look.progress.datasets
+    assert (one.state, one.tokens_per_s, one.eta_s) == ("generating", 20.0, 30.0)
+    [server] = look.servers
+    assert (server.answers, server.tokens_per_s, server.last_answer_age_s) == (2, 20.0, 10.0)
+    assert look.idle_s == (10.0,)
+
+
+def test_a_dataset_without_a_row_for_minutes_has_stopped(tmp_path):
+    """It is said for how long; a dataset that is done never stops."""
+    start_run(tmp_path, done={"budget_tokens": 10, "max_samples": None}, d=PLAN)
+    for name in ("d", "done"):
+        write(tmp_path / name, answer("a"))
+    watch = RunLogWatch(tmp_path)
+    states = [one.state for one in watch.look(NOW_S + SILENT_S - 1).progress.datasets]
+    assert states == ["generating", "complete"]
+    look = watch.look(NOW_S + SILENT_S)
+    assert [one.state for one in look.progress.datasets] == ["stopped", "complete"]
+    assert look.progress.total.tokens_per_s == 0
+    assert look.problems == ("d: no row for 5 min",)
+
+
+@pytest.mark.parametrize("ahead_s", [-4000.0, 0.0, 4000.0])
+def test_a_clock_that_is_wrong_does_not_stop_a_dataset(tmp_path, ahead_s):
+    """Rows that were seen to come are new, whatever the time they name."""
+    start_run(tmp_path)
+    watch = RunLogWatch(tmp_path)
+    for second in (0, 100):
+        write(tmp_path / "d", answer(str(second), tokens=200, at_s=NOW_S + second))
+        look = watch.look(NOW_S + ahead_s + second)
+    [one] = look.progress.datasets
+    assert (one.state, one.tokens_per_s) == ("generating", pytest.approx(400 / 105))
+    assert watch.look(NOW_S + ahead_s + 100 + SILENT_S).progress.datasets[0].state == "stopped"
+
+
+def test_finished_conversations_are_done_of_all(tmp_path):
+    """A dataset without a budget counts conversations, and no tokens against the others' budget."""
+    start_run(tmp_path, free={"kind": "trajectory", "budget_tokens": None}, d=PLAN)
+    report = {"key": "", "rows_read": 8, "conversations": 8, "prompts": 8, "duplicates": 0, "rejected": {}}
+    write(tmp_path / "free", orjson.dumps(report | {"reused": False}), name="prepare.json", mode="wb")
+    write(tmp_path / "free", *(answer(name, tokens=1000) for name in "ab"))
+    write(tmp_path / "d", answer("a", tokens=100))
+    look = RunLogWatch(tmp_path).look(NOW_S + 5)
+    d, free = look.progress.datasets
+    assert (free.share, free.left_tokens, free.eta_s) == (0.25, 6000, 6000 / 200)
+    assert (d.tokens_per_s, look.progress.total.tokens_per_s, look.progress.percent) == (10, 10, 10)
