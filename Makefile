@@ -40,7 +40,7 @@ chaos: $(DEV_STAMP) ## Kill a run 50 times on a failing server, count every prom
 failures: $(DEV_STAMP) ## What may break under a deployed run and must lose nothing (about 15 minutes)
 	$(BIN)/python -m pytest tests/flows -m failures
 
-test-ui: $(DEV_STAMP) ## Drive the Prefect UI in headless Chromium (CHROMIUM=/usr/bin/chromium)
+test-ui: $(DEV_STAMP) ## Drive the Prefect UI, and open a report, in headless Chromium (CHROMIUM=/usr/bin/chromium)
 	$(BIN)/python -m pytest tests/ui -m ui
 
 unit: $(DEV_STAMP) ## The core's tests only: seconds

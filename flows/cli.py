@@ -196,12 +196,19 @@ def preview(
 @app.command()
 def stats(
     output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what stats.json has instead of a table.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder too.")] = False,
 ) -> None:
     """Count what is on disk: rows, tokens, finish reasons, rejected prompts. Starts nothing."""
     from tasks.core.stats_views import stats_table, stats_to_json
 
     found = _collect_stats(output_dir)
+    if report:
+        from tasks.core.report import write_report
+
+        say(f"see {write_report(output_dir, found)}")
     if as_json:
         typer.echo(json.dumps(stats_to_json(found), indent=1))
     else:
@@ -248,6 +255,7 @@ def export(
     """Write the training data again from what is on disk. Starts nothing."""
     from flows.run_folder import check_exported, read_export_rules
     from tasks.core.export_files import ExportError
+    from tasks.core.report import write_report
     from tasks.core.run_file import RunFolderError
     from tasks.export import export_datasets
 
@@ -256,6 +264,7 @@ def export(
     try:
         rules = read_export_rules(output_dir, eval_fraction=eval_fraction, seed=seed, partial=partial)
         report = check_exported(export_datasets(output_dir, found, rules), output_dir)
+        write_report(output_dir, found)
     except RunFolderError as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     except ExportError as exc:

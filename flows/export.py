@@ -1,5 +1,6 @@
 """The training data of one run, written again by itself."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from flows.logs import show_our_logs
 from flows.run_folder import check_exported, read_export_rules
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
+from tasks.core.report import write_report
 from tasks.core.run_file import check_run_folder
 from tasks.core.run_stats import read_plans
 from tasks.export import export_drafter_data
@@ -40,4 +42,6 @@ async def export_run_data(
     check_run_folder(folder)
     rules = read_export_rules(folder, eval_fraction=eval_fraction, seed=seed, partial=partial)
     stats = await aggregate_stats(folder, plans)
-    return check_exported(await export_drafter_data(folder, stats, rules), folder)
+    report = check_exported(await export_drafter_data(folder, stats, rules), folder)
+    await asyncio.to_thread(write_report, folder, stats)
+    return report

@@ -37,7 +37,10 @@ AdapterName = Literal[  # spelled out: a form's choices
 ]
 # In the form's schema too, which Prefect's server checks before there is a run; the sentences are ours.
 BaseUrl = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^https?://"})]
-_NAMES_OF_OURS = ("export", "run.json", "stats.json", "stats.parquet", "server.log", "prefect.log")
+_NAMES_OF_OURS = (
+    *("export", "run.json", "stats.json", "stats.parquet", "report.html"),
+    *("server.log", "prefect.log"),
+)
 _TAKEN = rf"^({'|'.join(re.escape(name) for name in _NAMES_OF_OURS)})$|\.lock$"
 
 

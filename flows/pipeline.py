@@ -23,6 +23,7 @@ from flows.servers import open_server
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
 from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
+from tasks.core.report import write_report
 from tasks.core.run_file import check_run_folder
 from tasks.core.stats import DatasetPlan, DatasetStats
 from tasks.export import export_drafter_data
@@ -124,6 +125,7 @@ async def _aggregate_and_export(
     output_dir = Path(parameters.output_dir)
     stats = await aggregate_stats(output_dir, plans)
     export = await export_drafter_data(output_dir, stats, to_export_rules(parameters))
+    await asyncio.to_thread(write_report, output_dir, stats)  # again: it shows what the export counted
     return RunReport(output_dir, results, stats, export)
 
 

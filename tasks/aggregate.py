@@ -9,6 +9,7 @@ from prefect.artifacts import LinkArtifact, TableArtifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import create_artifact, run_artifact_key
+from tasks.core.report import write_report
 from tasks.core.run_stats import collect_stats
 from tasks.core.stats import DatasetPlan, DatasetStats, total_stats
 from tasks.core.stats_views import stats_rows, write_stats
@@ -18,9 +19,10 @@ _REPORTS = ("report.html", "stats.json")  # the best one first
 
 @task(name="aggregate-stats", cache_policy=NO_CACHE, persist_result=False)
 async def aggregate_stats(output_dir: Path, plans: Sequence[DatasetPlan]) -> list[DatasetStats]:
-    """Count every dataset, write stats.json and stats.parquet, show the table as an artifact."""
+    """Count every dataset, write stats.json, stats.parquet and report.html, show the table as an artifact."""
     stats = await asyncio.to_thread(collect_stats, output_dir, plans)
     await asyncio.to_thread(write_stats, stats, output_dir)
+    await asyncio.to_thread(write_report, output_dir, stats)
     await _show(output_dir, stats)
     return stats
 

@@ -110,12 +110,12 @@ class _DatasetLogWatch:
         grown, self._looked = self._looked and self._scan.rows > rows, True
         stats = describe_dataset(self._scan, self._folder, plan)
         if stats.last_finished_at is None:
-            return _DatasetLook(_to_progress(plan, stats, None, 0.0), stats, None, at_s)
+            return _DatasetLook(describe_progress(stats, plan, None, 0.0), stats, None, at_s)
         age_s = at_s - parse_time(stats.last_finished_at)
         self._compare_clocks(age_s, grown=grown)
         now_s, idle_s = at_s - self._clock_ahead_s, age_s - self._clock_ahead_s
         speed = measure_speed(self.recent.since(now_s - WINDOW_S), now_s=now_s)
-        return _DatasetLook(_to_progress(plan, stats, idle_s, speed), stats, idle_s, now_s)
+        return _DatasetLook(describe_progress(stats, plan, idle_s, speed), stats, idle_s, now_s)
 
     def _compare_clocks(self, age_s: float, *, grown: bool) -> None:
         """A row that was just written and is minutes old, or not born yet, is of another clock."""
@@ -124,9 +124,11 @@ class _DatasetLogWatch:
         self._clock_ahead_s = min(self._clock_ahead_s, age_s)
 
 
-def _to_progress(
-    plan: DatasetPlan, stats: DatasetStats, idle_s: float | None, speed: float
+def describe_progress(
+    stats: DatasetStats, plan: DatasetPlan | None, idle_s: float | None, speed: float
 ) -> DatasetProgress:
+    """Statistics as progress; without a plan there is no cap on the samples, without `idle_s` no row yet."""
+    plan = plan or DatasetPlan(stats.name, stats.budget_tokens)
     state = _find_state(stats, idle_s)
     left_tokens = estimate_left_tokens(
         plan,
@@ -159,9 +161,6 @@ def _find_state(stats: DatasetStats, idle_s: float | None) -> State:
 
 
 def _find_problems(looks: Sequence[_DatasetLook]) -> list[str]:
-    found = []
-    for one in looks:
-        if one.progress.state == "stopped":
-            found.append(f"{one.stats.name}: no row for {format_duration(one.idle_s)}")
-        found += find_problems([one.stats], running=True)
-    return found
+    silent = [one for one in looks if one.progress.state == "stopped"]
+    found = [f"{one.stats.name}: no row for {format_duration(one.idle_s)}" for one in silent]
+    return found + find_problems([one.stats for one in looks], running=True)

@@ -65,7 +65,7 @@ def test_a_run_leaves_one_bar_one_table_and_one_link(runner, fake_server):
         assert shown["rows"] == str(len(rows[name]))
     tokens = sum(row["completion_tokens"] for row in (*rows["a"], *rows["b"]))
     assert total["completion tokens"] == f"{tokens:,}"
-    assert str(runner.output_dir / "stats.json") in link.data
+    assert str(runner.output_dir / "report.html") in link.data
     for one in (bar, table, link):
         assert str(runner.output_dir) in one.description
 

@@ -1,0 +1,313 @@
+"""report.html: one file that says how far a run is, how fast, when it is done and what went wrong.
+
+Knows statistics, run.json, the export's manifest and the template; does not know Prefect or servers.
+Invariant: the file asks nothing of anybody and runs nothing, and everything in it is escaped.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from tasks.core.files import write_bytes_atomically
+from tasks.core.log_watch import SILENT_S, describe_progress
+from tasks.core.problems import find_problems
+from tasks.core.report_charts import (
+    Chart,
+    Gap,
+    draw_coverage,
+    draw_lengths,
+    draw_throughput,
+    find_gaps,
+    format_time,
+)
+from tasks.core.run_file import read_run_file
+from tasks.core.run_progress import RunProgress, format_duration
+from tasks.core.stats import DatasetStats, parse_time, total_stats
+
+REPORT_FILE = "report.html"
+_MANIFEST = Path("export") / "manifest.json"
+_WIDE, _NARROW, _TALL, _LOW = 900.0, 400.0, 200.0, 90.0
+_ASIDE_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One of the questions that everybody has, with its answer; `tone` is good, bad or plain."""
+
+    question: str
+    answer: str
+    detail: str
+    tone: str = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the trained tokens a draft vocabulary has; the curve is by its size."""
+
+    chosen: int
+    curve: list[tuple[int, float]]
+    datasets: list[tuple[str, float]]
+
+
+def write_report(output_dir: Path, stats: Sequence[DatasetStats], *, now: datetime | None = None) -> Path:
+    """Replace report.html in the folder of a run; returns where it is.
+
+    Raises:
+        RunFolderError: run.json is damaged.
+    """
+    html = render_report(
+        stats,
+        run=read_run_file(output_dir),
+        manifest=_read_manifest(output_dir),
+        folder=str(output_dir.resolve()),
+        now=now or datetime.now(UTC),
+    )
+    path = output_dir / REPORT_FILE
+    write_bytes_atomically(path, html.encode())
+    return path
+
+
+def render_report(
+    stats: Sequence[DatasetStats],
+    *,
+    run: Mapping[str, Any],
+    manifest: Any,
+    folder: str,
+    now: datetime,
+) -> str:
+    """The page as text; `run` is the content of run.json, `manifest` that of the export's, if any."""
+    generated = total_generated(stats)
+    problems = find_problems(stats)
+    coverage = read_coverage(manifest)
+    return _load_template().render(
+        title=_find_title(run, folder),
+        folder=folder,
+        written=f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+        tiles=make_tiles(stats, problems),
+        problems=problems,
+        stats=list(stats),
+        total=(total := total_stats(stats)),
+        whole_share=_to_progress(stats).percent / 100,  # what is over one budget fills no other
+        has_unbudgeted=any(one.budget_tokens is None for one in stats) and total.budget_tokens is not None,
+        throughput=_draw_throughput(generated),
+        throughput_text=_describe_throughput(generated),
+        lengths=_draw_lengths(stats),
+        reasons=sorted(total.finish_reasons, key=lambda reason: -total.finish_reasons[reason]),
+        set_aside=list(_list_set_aside(stats)),
+        coverage=coverage,
+        coverage_chart=_draw_coverage(coverage),
+        provenance=_list_provenance(run),
+        settings=_list_settings(run),
+    )
+
+
+def make_tiles(stats: Sequence[DatasetStats], problems: Sequence[str]) -> list[Tile]:
+    """How far, how fast, when done, what went wrong."""
+    progress = _to_progress(stats)
+    total, speed = progress.total, measure_speed(total_generated(stats))
+    of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
+    done = sum(one.is_done for one in progress.datasets)
+    wrong = Tile("What went wrong?", "Nothing", "no dataset needs a look", "good")
+    if problems:
+        count = f"{len(problems)} thing{'s' if len(problems) > 1 else ''}"
+        wrong = Tile("What went wrong?", count, "listed below", "bad")
+    return [
+        Tile(
+            "How far?",
+            f"{progress.percent:.1f}%",
+            f"{total.completion_tokens:,}{of_budget} tokens; {done} of {len(stats)} datasets done",
+            "good" if total.is_done else "plain",
+        ),
+        _make_speed_tile(total_stats(stats), speed),
+        _make_end_tile(stats, left_tokens=total.left_tokens, speed=speed),
+        wrong,
+    ]
+
+
+def _to_progress(stats: Sequence[DatasetStats]) -> RunProgress:
+    return RunProgress(tuple(describe_progress(one, None, None, 0.0) for one in stats))
+
+
+def _make_speed_tile(stats: DatasetStats, speed: float) -> Tile:
+    if not speed or stats.last_finished_at is None:
+        return Tile("How fast?", "not known", "no answer names its time")
+    last = format_time(parse_time(stats.last_finished_at))
+    return Tile("How fast?", f"{speed:,.0f} tokens/s", f"on average, pauses left out; last answer {last} UTC")
+
+
+def _make_end_tile(stats: Sequence[DatasetStats], *, left_tokens: float, speed: float) -> Tile:
+    question, total = "When done?", total_stats(stats)
+    if total.status == "incomplete":
+        if not (left_tokens and speed):
+            return Tile(question, "not known", "nothing to reckon from yet")
+        return Tile(
+            question,
+            f"{format_duration(left_tokens / speed)} to go",
+            f"at that speed: {left_tokens:,.0f} tokens",
+        )
+    if total.started_at is None or total.last_finished_at is None:
+        return Tile(question, "done", "the rows name no times", "good")
+    end_s = parse_time(total.last_finished_at)
+    took = format_duration(end_s - parse_time(total.started_at))
+    pauses = sum(gap.seconds for gap in _find_pauses(total))
+    within = f", of which {format_duration(pauses)} were pauses" if pauses else ""
+    return Tile(question, "done", f"{format_time(end_s)} UTC, after {took}{within}", "good")
+
+
+def total_generated(stats: Sequence[DatasetStats]) -> DatasetStats:
+    """The total of the datasets with a budget: what others have was not made by the servers of this run."""
+    return total_stats([one for one in stats if one.budget_tokens is not None] or stats)
+
+
+def measure_speed(stats: DatasetStats) -> float:
+    """Tokens per second over the time in which answers came; 0 where no row names its time."""
+    if stats.started_at is None or stats.last_finished_at is None:
+        return 0.0
+    span = parse_time(stats.last_finished_at) - parse_time(stats.started_at)
+    worked = span - sum(gap.seconds for gap in _find_pauses(stats))
+    return sum(stats.tokens_by_time.values()) / max(1.0, worked)
+
+
+def read_coverage(manifest: Any) -> Coverage | None:
+    """What an export's manifest says of its draft vocabulary; None where it says nothing that is known."""
+    try:
+        vocab = manifest["vocab"]
+        curve = [
+            (int(point["draft_vocab_size"]), float(point["coverage"]))
+            for point in vocab["curve"]
+            if point["coverage"] is not None and int(point["draft_vocab_size"]) > 0
+        ]
+        datasets = [
+            (str(one["name"]), float(one["coverage"]))
+            for one in (*vocab["datasets"], {"name": "total", **vocab["total"]})
+            if one["coverage"] is not None
+        ]
+        chosen = int(vocab["draft_vocab_size"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Coverage(chosen, sorted(curve), datasets) if curve else None
+
+
+def _read_manifest(output_dir: Path) -> Any:
+    try:
+        return json.loads((output_dir / _MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _find_pauses(stats: DatasetStats) -> list[Gap]:
+    return find_gaps(stats.tokens_by_time, longer_than_s=SILENT_S)
+
+
+def _find_title(run: Mapping[str, Any], folder: str) -> str:
+    model = str(run.get("fingerprint", {}).get("model") or "")
+    return model if model.count("/") < 2 and model else Path(model or folder).name
+
+
+def _draw_throughput(total: DatasetStats) -> Chart | None:
+    return draw_throughput(total.tokens_by_time, width=_WIDE, height=_TALL) if total.tokens_by_time else None
+
+
+def _describe_throughput(total: DatasetStats) -> str:
+    if not total.tokens_by_time:
+        return "No row names the time at which it was there."
+    first, last = min(total.tokens_by_time), max(total.tokens_by_time)
+    text = f"Answers from {format_time(first)} to {format_time(last)} UTC."
+    pauses = _find_pauses(total)
+    if not pauses:
+        return f"{text} No pause was longer than {format_duration(SILENT_S)}."
+    longest = pauses[0]
+    count = f"{len(pauses)} pause{'s' if len(pauses) > 1 else ''}"
+    return (
+        f"{text} {count} of more than {format_duration(SILENT_S)}, the longest "
+        f"{format_duration(longest.seconds)}, from {format_time(longest.start_s)} to "
+        f"{format_time(longest.end_s)} UTC."
+    )
+
+
+def _draw_lengths(stats: Sequence[DatasetStats]) -> list[tuple[DatasetStats, Chart]]:
+    longest = max((one.lengths.max for one in stats if one.lengths), default=1)
+    return [
+        (
+            one,
+            draw_lengths(
+                one.length_counts,
+                one.cut_lengths,
+                longest=max(1, longest),
+                median=one.lengths.p50,
+                width=_NARROW,
+                height=_LOW,
+            ),
+        )
+        for one in stats
+        if one.lengths
+    ]
+
+
+def _list_set_aside(stats: Sequence[DatasetStats]) -> Iterator[tuple[str, str, int, str]]:
+    """Dataset, reason, how many and an example; the most frequent first."""
+    rows = [
+        (one.name, reason, count, one.rejected_examples.get(reason, ""))
+        for one in stats
+        for reason, count in one.rejected.items()
+    ]
+    yield from sorted(rows, key=lambda row: (-row[2], row[0], row[1]))[:_ASIDE_ROWS]
+
+
+def _draw_coverage(coverage: Coverage | None) -> Chart | None:
+    if coverage is None:
+        return None
+    return draw_coverage(coverage.curve, chosen=coverage.chosen, width=_WIDE, height=_TALL)
+
+
+def _list_provenance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the rows were made with, but for what each dataset and each server has of its own."""
+    fingerprint, details = dict(run.get("fingerprint", {})), dict(run.get("details", {}))
+    for part, name in ((fingerprint, "datasets"), *((details, n) for n in ("datasets", "plans", "servers"))):
+        part.pop(name, None)
+    top = {name: run[name] for name in ("created_at", "updated_at") if name in run}
+    return [*_flatten(fingerprint), *_flatten(details), *_flatten(top), *_list_accepted(run)]
+
+
+def _list_accepted(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for change in run.get("accepted_changes", []):
+        yield "accepted change", json.dumps(change, ensure_ascii=False)
+
+
+def _list_settings(run: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The settings of each dataset and of each server, which are long, by a name for each."""
+    fingerprint, details = run.get("fingerprint", {}), run.get("details", {})
+    own = {**details.get("datasets", {})}
+    found = [
+        (f"dataset {name}", [*_flatten(settings), *_flatten(own.get(name) or {})])
+        for name, settings in fingerprint.get("datasets", {}).items()
+    ]
+    servers = details.get("servers") or {}
+    return found + [(f"server {url}", list(_flatten(settings))) for url, settings in servers.items()]
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flatten(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+
+
+@cache
+def _load_template() -> Template:
+    folder = Path(__file__).parent / "templates"
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(REPORT_FILE)

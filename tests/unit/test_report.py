@@ -1,0 +1,307 @@
+"""The report answers four questions in words and charts, and cannot be made to run or fetch anything."""
+
+import dataclasses
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.core.problems import find_problems
+from tasks.core.records import Rejected, Response
+from tasks.core.report import make_tiles, measure_speed, read_coverage, render_report, write_report
+from tasks.core.report_charts import (
+    choose_bucket_s,
+    draw_lengths,
+    draw_throughput,
+    find_gaps,
+    nice_ticks,
+)
+from tasks.core.run_file import update_run_file
+from tasks.core.run_stats import collect_stats, read_plans
+from tasks.core.stats import TIME_BUCKET_S
+from tasks.core.stats_scan import scan_dataset
+
+NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
+START_S = 1_800_000_000
+EVIL = "<script>alert('x')</script>\"&"
+MANIFEST = {
+    "vocab": {
+        "draft_vocab_size": 32000,
+        "datasets": [{"name": "d", "coverage": 0.97}, {"name": "none", "coverage": None}],
+        "total": {"coverage": 0.96},
+        "curve": [{"draft_vocab_size": 1000, "coverage": 0.5}, {"draft_vocab_size": 32000, "coverage": 0.96}],
+    }
+}
+
+
+def make_stats(folder, *, rows=10, tokens=100, budget=1000, reason="stop", name="d", gap_s=0, **changes):
+    """`rows` answers, one every 10 s; the second half comes `gap_s` later."""
+    folder.mkdir(exist_ok=True)
+    lines = []
+    for number in range(rows):
+        at_s = START_S + 10 * number + (gap_s if number >= rows // 2 else 0)
+        finished = datetime.fromtimestamp(at_s, UTC).isoformat()
+        row = Response(str(number), 0, [1], [2] * tokens, "", reason, 1, tokens, finished_at=finished)
+        lines.append(row.to_line())
+    (folder / "raw_responses.jsonl").write_bytes(b"".join(lines))
+    stats = scan_dataset(folder, name=name, budget_tokens=budget, max_samples=None, prompts=rows + 5)
+    return dataclasses.replace(stats, **changes)
+
+
+def render(*stats, run=None, manifest=None, folder="/data/run"):
+    return render_report(stats, run=run or {}, manifest=manifest, folder=folder, now=NOW)
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.words = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def test_a_finished_run_is_told_in_four_tiles(tmp_path):
+    """How far, how fast, when done, what went wrong."""
+    tiles = make_tiles([make_stats(tmp_path / "d")], [])
+    assert [tile.answer for tile in tiles] == ["100.0%", "11 tokens/s", "done", "Nothing"]
+    assert "1,000 of 1,000 tokens; 1 of 1 datasets done" in tiles[0].detail
+    assert tiles[2].detail == "Jan 15 08:01 UTC, after 2 min"
+
+
+def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
+    """What is left at the speed so far, and that it is not done."""
+    stats = [make_stats(tmp_path / "d", budget=1200)]
+    problems = find_problems(stats)
+    tiles = make_tiles(stats, problems)
+    assert tiles[0].answer == f"{100 * 1000 / 1200:.1f}%"
+    assert tiles[2].answer == "18 s to go"
+    assert problems == ["d: not done, 200 tokens short of its budget; the same command goes on"]
+    assert tiles[3].answer == "1 thing"
+
+
+def test_pauses_are_no_part_of_the_speed(tmp_path):
+    """A run that went on the next day was not slow, and its report names the pause."""
+    through = make_stats(tmp_path / "a")
+    paused = make_stats(tmp_path / "b", gap_s=86_400)
+    assert measure_speed(paused) == pytest.approx(measure_speed(through), rel=0.2)
+    assert "1 pause of more than 5 min, the longest 24.0 h" in Page(render(paused)).text
+
+
+def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
+    """Neither do they fill the budget; a note says so."""
+    stats = [
+        make_stats(tmp_path / "d", budget=2000),
+        make_stats(tmp_path / "t", budget=None, tokens=9000, name="t"),
+    ]
+    far, fast, *_ = make_tiles(stats, [])
+    assert (far.answer, fast.answer) == ("50.0%", "11 tokens/s")
+    assert "Datasets without a budget are conversations" in Page(render(*stats)).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": "exhausted", "completion_tokens": 400}, "its prompts are used up, 600 tokens short"),
+        ({"unreadable": 2}, "2 lines of its logs are damaged"),
+        ({"not_token_exact": 3}, "3 rows are not token-exact"),
+        ({"empty": 1}, "1 answers are empty"),
+        ({"finish_reasons": {"length": 4, "stop": 6}}, "40% of its answers were cut at max_new_tokens"),
+        ({"rejected": {"a": 1, "b": 9}}, "set aside: b 9, a 1"),
+        (
+            {"rejected": {"a": 5}, "prepare": {"rows_read": 100, "rejected": 5}},
+            "set aside: a 5",
+        ),
+    ],
+)
+def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
+    """One sentence each."""
+    [problem] = find_problems([make_stats(tmp_path / "d", **changes)])
+    assert problem.startswith(f"d: {words}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"finish_reasons": {"length": 1, "stop": 99}, "rows": 100},
+        {"rejected": {"a": 5}, "prepare": {"rows_read": 1000, "rejected": 5}},
+    ],
+)
+def test_what_is_the_way_of_the_world_is_no_problem(tmp_path, changes):
+    """A dataset that is done, a few answers that were cut, a few source rows that are no prompts."""
+    assert find_problems([dataclasses.replace(make_stats(tmp_path / "d"), **changes)]) == []
+
+
+def test_every_section_is_there(tmp_path):
+    """Charts with texts for each bar, tables, and what the rows were made with."""
+    stats = make_stats(
+        tmp_path / "d", rejected={"http_400": 3}, rejected_examples={"http_400": "p-7: too long"}
+    )
+    run = {"fingerprint": {"model": "org/model", "seed": 7, "datasets": {"d": {"adapter": "messages"}}}}
+    run["details"] = {
+        "draftmill": "0.1.0",
+        "servers": {"http://gpu:1": {"tp_size": 8}},
+        "datasets": {"d": {}},
+    }
+    page = Page(render(stats, run=run, manifest=MANIFEST))
+    for text in (
+        "org/model",
+        "/data/run",
+        "91 to 127 tokens: 10 answers",
+        "p-7: too long",
+        "http_400",
+        "tp_size",
+    ):
+        assert text in page.text
+    for text in ("32,000 ids: 96.00% of the tokens", "97.00%", "adapter", "seed", "2026-11-30 12:00 UTC"):
+        assert text in page.text
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("table") == 7
+    assert all("aria-label" in attrs for tag, attrs in page.tags if tag == "svg")
+
+
+def test_nothing_at_all_is_a_report_too():
+    """No dataset, no run.json, no export."""
+    text = Page(render()).text
+    assert "there is no run.json" in text
+    assert "What a draft vocabulary covers" not in text
+
+
+def test_names_and_reasons_are_harmless(tmp_path):
+    """Whatever they hold, there is no script, no address to load and no handler in the page."""
+    stats = make_stats(
+        tmp_path / "d",
+        name=EVIL,
+        rejected={EVIL: 30},
+        finish_reasons={EVIL: 10},
+        rejected_examples={EVIL: EVIL},
+    )
+    run = {"fingerprint": {"model": EVIL, EVIL: EVIL, "datasets": {EVIL: {EVIL: EVIL}}}}
+    run["details"] = {"servers": {EVIL: {EVIL: EVIL}}}
+    vocab = {**MANIFEST["vocab"], "datasets": [{"name": EVIL, "coverage": 0.5}]}
+    html = render(stats, run=run, manifest={"vocab": vocab}, folder=EVIL)
+    assert "<script" not in html
+    page = Page(html)
+    assert EVIL in page.text
+    assert not {tag for tag, _ in page.tags} & {"script", "img", "iframe", "object", "form", "base", "a"}
+    for _, attrs in page.tags:
+        assert not [name for name in attrs if name.startswith("on") or name == "src"]
+        assert attrs.get("href", "data:,") == "data:,"
+    assert ("meta", "default-src 'none'") in [
+        (tag, (a.get("content") or "").split(";")[0]) for tag, a in page.tags
+    ]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        None,
+        [],
+        {},
+        {"vocab": {}},
+        {"vocab": {"left_out": "x"}},
+        {"vocab": {**MANIFEST["vocab"], "curve": [1]}},
+    ],
+)
+def test_a_manifest_without_coverage_leaves_the_section_out(manifest):
+    """An export without a vocabulary, or one of another version."""
+    assert read_coverage(manifest) is None
+
+
+def test_coverage_leaves_out_what_is_not_known():
+    """A dataset without a trained token has no share."""
+    coverage = read_coverage(MANIFEST)
+    assert coverage.datasets == [("d", 0.97), ("total", 0.96)]
+    assert coverage.curve == [(1000, 0.5), (32000, 0.96)]
+
+
+def test_the_report_of_a_folder_is_written_beside_its_statistics(tmp_path):
+    """With what run.json and the manifest say; a damaged manifest costs only its section."""
+    update_run_file(
+        tmp_path, fingerprint={"model": "m"}, details={"datasets": {"d": {"budget_tokens": 1000}}}, now="n"
+    )
+    make_stats(tmp_path / "d")
+    refused = Rejected("p", "http_400", "no", permanent=True, stage="generate")
+    (tmp_path / "d" / "rejected.jsonl").write_bytes(refused.to_line())
+    stats = collect_stats(tmp_path, read_plans(tmp_path))
+    (tmp_path / "export").mkdir()
+    for manifest, has_section in ((orjson.dumps(MANIFEST), True), (b"{", False)):
+        (tmp_path / "export" / "manifest.json").write_bytes(manifest)
+        text = Page(write_report(tmp_path, stats).read_text()).text
+        assert ("What a draft vocabulary covers" in text) is has_section
+        assert "p: no" in text
+    assert list(tmp_path.glob(".*.tmp")) == []
+
+
+buckets = st.dictionaries(
+    st.integers(0, 400_000_000).map(lambda n: n * TIME_BUCKET_S),
+    st.integers(0, 10**7),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(buckets)
+def test_throughput_loses_no_token_and_has_few_bars(tokens):
+    """Whatever the span: seconds or decades."""
+    step = choose_bucket_s(min(tokens), max(tokens))
+    assert (max(tokens) // step - min(tokens) // step) < 120
+    chart = draw_throughput(tokens, width=900, height=200)
+    said = sum(int(bar.text.split("(")[1].split(" ")[0].replace(",", "")) for bar in chart.bars)
+    assert said == sum(tokens.values())
+    assert all(0 <= bar.x <= 900 and bar.x + bar.width <= 900.01 for bar in chart.bars)
+    assert all(0 <= bar.height <= 200.01 for bar in chart.bars)
+
+
+@given(st.dictionaries(st.integers(0, 40_000), st.integers(1, 1000), min_size=1, max_size=60))
+def test_a_histogram_counts_every_answer_once(counts):
+    """Each in the bin whose text names it, none outside the chart."""
+    chart = draw_lengths(counts, {}, longest=max(1, *counts), median=min(counts), width=400, height=90)
+    said = {}
+    for bar in chart.bars:
+        bounds, count = bar.text.split(" tokens: ")
+        low, *high = (int(bound.replace(",", "")) for bound in bounds.split(" to "))
+        said[low, high[0] if high else low] = int(count.split()[0].replace(",", ""))
+        assert 0 <= bar.x <= bar.x + bar.width <= 400.01
+    for (low, high), count in said.items():
+        assert count == sum(n for length, n in counts.items() if low <= length <= high)
+    assert sum(said.values()) == sum(counts.values())
+
+
+@given(st.floats(1e-6, 1e12))
+def test_ticks_are_few_and_reach_the_highest(highest):
+    """From 0 upwards in equal steps."""
+    ticks = nice_ticks(highest)
+    assert ticks[0] == 0
+    assert ticks[-1] >= highest * (1 - 1e-9)
+    assert 2 <= len(ticks) <= 7
+
+
+def test_gaps_are_found_between_buckets():
+    """The longest first."""
+    gaps = find_gaps([0, 10, 500, 2000], longer_than_s=300)
+    assert [(gap.start_s, gap.end_s) for gap in gaps] == [(510, 2000), (20, 500)]
+
+
+def test_every_chart_is_well_formed(tmp_path):
+    """A browser would repair it silently."""
+    html = render(make_stats(tmp_path / "d", reason="length"), manifest=MANIFEST)
+    charts = ["<svg" + part.split("</svg>")[0] + "</svg>" for part in html.split("<svg")[1:]]
+    assert len(charts) == 5
+    for chart in charts:
+        ET.fromstring(chart)  # noqa: S314  our own text
