@@ -33,7 +33,7 @@ _COLOURS = {
     "exhausted": "yellow",
 }
 _SHORT_AGE_S = 60.0  # a newer row is not worth a word
-_BAR_WIDTH, _TOTAL_BAR_WIDTH = 10, 24
+_BAR_WIDTH, _TOTAL_BAR_WIDTH = 10, 60
 _PROBLEMS = 8  # lines; more than fit on a screen are read in --json
 
 
@@ -140,16 +140,13 @@ def render_look(output_dir: Path, look: RunLook | None) -> RenderableType:
 
 def _render_total(look: RunLook) -> RenderableType:
     progress, total = look.progress, look.progress.total
-    line = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        line.add_column(no_wrap=True)
-    end = "" if total.is_done or total.eta_s is None else f", at {_to_clock(look.at_s + total.eta_s)}"
+    line = Table.grid(padding=(0, 2, 0, 0))
     line.add_row(
-        ProgressBar(total=100, completed=min(100.0, progress.percent), width=_TOTAL_BAR_WIDTH),
         Text(f"{progress.percent:.1f}%", style="bold"),
-        Text(progress.to_line() + end),
+        ProgressBar(total=100, completed=min(100.0, progress.percent), width=_TOTAL_BAR_WIDTH),
     )
-    return line
+    end = "" if total.is_done or total.eta_s is None else f", at {_to_clock(look.at_s + total.eta_s)}"
+    return Group(line, Text(progress.to_line() + end, style="bold"))
 
 
 def _render_datasets(look: RunLook) -> Table:

@@ -113,6 +113,7 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     console.print(render_look(tmp_path, RunLogWatch(tmp_path).look(datetime.now(UTC).timestamp())))
     shown = console.file.getvalue()
+    assert "…" not in shown
     for text in (
         "B4_mixturethoughts",
         "[red]x",
