@@ -53,6 +53,7 @@ bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, two with 7 to
 	$(BIN)/python benchmarks/bench_prepare.py --odd
 	$(BIN)/python benchmarks/bench_resume.py
 	$(BIN)/python benchmarks/bench_memory.py
+	$(BIN)/python benchmarks/bench_export.py
 
 bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_budget.py --quick
@@ -61,6 +62,7 @@ bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_prepare.py --quick
 	$(BIN)/python benchmarks/bench_resume.py --quick
 	$(BIN)/python benchmarks/bench_memory.py --quick
+	$(BIN)/python benchmarks/bench_export.py --quick
 
 sglang-flags: ## The table of SGLang's flags, from its own parser: make sglang-flags SGLANG_PYTHON=/path/to/python
 	$(SGLANG_PYTHON) scripts/dump_sglang_flags.py > serving/sglang_flags.json.new

@@ -250,9 +250,22 @@ def export(
         float | None, typer.Option(min=0.0, max=0.99, help="Share held out; the run's own when left out.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split; the run's own when left out.")] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="Of parquet, jsonl, arrow, vocab, with commas; the run's own when left out."
+        ),
+    ] = None,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(min=0, help="Ids of the draft model, 0 for no vocab; the run's own when left out."),
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take incomplete datasets too.")] = False,
 ) -> None:
-    """Write the training data again from what is on disk. Starts nothing."""
+    """Write the training data again from what is on disk; nothing when it is there already. Starts nothing.
+
+    Example: draftmill export data/kimi-k25 --formats arrow,vocab --draft-vocab-size 16000
+    """
     from flows.run_folder import check_exported, read_export_rules
     from tasks.core.export_files import ExportError
     from tasks.core.report import write_report
@@ -262,14 +275,33 @@ def export(
     found = _collect_stats(output_dir)
     _check_folder(output_dir)
     try:
-        rules = read_export_rules(output_dir, eval_fraction=eval_fraction, seed=seed, partial=partial)
+        rules = read_export_rules(
+            output_dir,
+            eval_fraction=eval_fraction,
+            seed=seed,
+            formats=_split_formats(formats),
+            draft_vocab_size=draft_vocab_size,
+            partial=partial,
+        )
         report = check_exported(export_datasets(output_dir, found, rules), output_dir)
         write_report(output_dir, found)
     except RunFolderError as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     except ExportError as exc:
         fail(str(exc), EXIT_FAILED)
-    typer.echo(f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}")
+    state = " (unchanged)" if report.unchanged else ""
+    typer.echo(
+        f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}{state}"
+    )
+
+
+def _split_formats(names: str | None) -> list[str] | None:
+    from tasks.core.export import FORMATS
+
+    formats = None if names is None else [name.strip() for name in names.split(",")]
+    if formats is not None and (unknown := [name for name in formats if name not in FORMATS]):
+        fail(f"--formats has {', '.join(map(repr, unknown))}; there are {', '.join(FORMATS)}", EXIT_BAD_INPUT)
+    return formats
 
 
 def _load(

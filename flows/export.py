@@ -8,6 +8,7 @@ from prefect import flow
 from pydantic import Field
 
 from flows.logs import show_our_logs
+from flows.parameters import ExportFormat
 from flows.run_folder import check_exported, read_export_rules
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
@@ -22,6 +23,8 @@ async def export_run_data(
     output_dir: str,
     eval_fraction: Annotated[float | None, Field(ge=0, lt=1)] = None,
     seed: int | None = None,
+    formats: list[ExportFormat] | None = None,
+    draft_vocab_size: Annotated[int | None, Field(ge=0)] = None,
     partial: bool = False,
 ) -> ExportReport:
     """Count what is on disk of a run, then write its training data again from that.
@@ -30,6 +33,8 @@ async def export_run_data(
         output_dir: The folder of a run; a relative one starts in the folder that the flow runs in.
         eval_fraction: Share of conversations held out for evaluation; empty is the run's own.
         seed: Of the train/eval split; empty is the run's own.
+        formats: Of parquet, jsonl, arrow and vocab; empty is the run's own.
+        draft_vocab_size: How many ids the draft model has, 0 for no vocabulary; empty is the run's own.
         partial: Export datasets that have not reached their budget too.
 
     Raises:
@@ -40,7 +45,14 @@ async def export_run_data(
     folder = Path(output_dir)
     plans = read_plans(folder)
     check_run_folder(folder)
-    rules = read_export_rules(folder, eval_fraction=eval_fraction, seed=seed, partial=partial)
+    rules = read_export_rules(
+        folder,
+        eval_fraction=eval_fraction,
+        seed=seed,
+        formats=formats,
+        draft_vocab_size=draft_vocab_size,
+        partial=partial,
+    )
     stats = await aggregate_stats(folder, plans)
     report = check_exported(await export_drafter_data(folder, stats, rules), folder)
     await asyncio.to_thread(write_report, folder, stats)

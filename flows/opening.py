@@ -56,7 +56,12 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
     async with open_server(parameters) as base_urls:
         session = await warm_up_server(replace(to_warm_up_rules(parameters, base_urls), **turns))
         try:
-            record_run(parameters, session.fingerprint, servers=session.report.settings)
+            record_run(
+                parameters,
+                session.fingerprint,
+                servers=session.report.settings,
+                target_vocab_size=session.target.vocab_size,
+            )
             resources = session.resources
             async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
                 with use_session(session):
@@ -81,6 +86,7 @@ def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> War
         datasets=[to_work(parameters, dataset) for dataset in list_datasets(parameters)],
         long_prompt_tokens=parameters.lanes.long_prompt_tokens,
         export_formats=parameters.export.formats,
+        draft_vocab_size=parameters.export.draft_vocab_size,
         measure_s=parameters.server.measure_s,
         concurrent_datasets=parameters.concurrent_datasets,
         ready_timeout_s=parameters.server.ready_timeout_s,
@@ -176,7 +182,13 @@ def to_generation_rules(parameters: RunParameters, dataset: DatasetSettings) -> 
 def to_export_rules(parameters: RunParameters) -> ExportRules:
     """What export has to know."""
     export = parameters.export
-    return ExportRules(export.eval_fraction, parameters.seed, export.formats, export.partial)
+    return ExportRules(
+        eval_fraction=export.eval_fraction,
+        seed=parameters.seed,
+        formats=export.formats,
+        draft_vocab_size=export.draft_vocab_size,
+        partial=export.partial,
+    )
 
 
 def record_run(
@@ -184,11 +196,13 @@ def record_run(
     fingerprint: Mapping[str, Any],
     *,
     servers: Mapping[str, Mapping[str, Any]] | None = None,
+    target_vocab_size: int | None = None,
 ) -> None:
     """Check the run's fingerprint against the folder's and write both into run.json.
 
-    `servers` are the settings of each, without secrets; None leaves those that are there. They and how a
-    server was launched are no part of the fingerprint: other concurrency flags do not make other data.
+    `servers` are the settings of each, without secrets, and `target_vocab_size` is for the export; None
+    leaves what is there. Servers and how one was launched are no part of the fingerprint: other concurrency
+    flags do not make other data.
 
     Raises:
         RunFolderError: output_dir holds rows made with other settings.
@@ -197,6 +211,8 @@ def record_run(
     details = {"draftmill": version("draftmill"), **to_run_details(parameters), "plans": plans}
     if servers is not None:
         details |= {"servers": servers, "launch": describe_launch(parameters)}
+    if target_vocab_size is not None:
+        details["target_vocab_size"] = target_vocab_size
     update_run_file(
         Path(parameters.output_dir),
         fingerprint=fingerprint,

@@ -35,6 +35,7 @@ AdapterName = Literal[  # spelled out: a form's choices
     "text",
     "ultrachat",
 ]
+ExportFormat = Literal["parquet", "jsonl", "arrow", "vocab"]
 # In the form's schema too, which Prefect's server checks before there is a run; the sentences are ours.
 BaseUrl = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^https?://"})]
 _NAMES_OF_OURS = (
@@ -254,8 +255,11 @@ class Export(_Section):
 
     eval_fraction: float = Field(0.02, ge=0, lt=1)
     """Share of conversations held out for evaluation."""
-    formats: list[Literal["parquet", "jsonl"]] = ["parquet", "jsonl"]
-    """parquet: with all columns. jsonl: id, input_ids and loss_mask only."""
+    formats: list[ExportFormat] = ["parquet", "jsonl", "arrow", "vocab"]
+    """parquet: with all columns. jsonl: id, input_ids and loss_mask only (SpecForge, speculators). arrow: a
+    load_from_disk folder (speculators). vocab: the draft vocabulary, by how often the target says each id."""
+    draft_vocab_size: int | None = Field(32000, ge=1)
+    """How many ids the draft model has, at most the target's; empty leaves the vocabulary out."""
     partial: bool = False
     """Export datasets that have not reached their budget too."""
 

@@ -4,22 +4,30 @@ Knows run.json's details; does not know Prefect's runs or the command line, whic
 nothing is written, and no lock is held.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flows.parameters import Export
 from tasks.core.export_files import ExportError
 from tasks.core.export_report import ExportReport
-from tasks.core.run_file import read_run_file, read_setting
+from tasks.core.run_file import RunFolderError, read_run_file, read_setting
+from tasks.core.vocab import check_draft_vocab_size
 from tasks.export import ExportRules
 
 
 def read_export_rules(
-    output_dir: Path, *, eval_fraction: float | None, seed: int | None, partial: bool
+    output_dir: Path,
+    *,
+    eval_fraction: float | None,
+    seed: int | None,
+    formats: Sequence[str] | None = None,
+    draft_vocab_size: int | None = None,
+    partial: bool,
 ) -> ExportRules:
-    """The rules that a run exports by; an eval_fraction or a seed of None is the run's own.
+    """The rules that a run exports by; None is the run's own, and a draft_vocab_size of 0 is none.
 
     Raises:
-        RunFolderError: run.json is damaged.
+        RunFolderError: run.json is damaged, or the draft vocabulary would be larger than the target's.
     """
     run = read_run_file(output_dir)
     run["details"].setdefault("export", {})
@@ -29,10 +37,23 @@ def read_export_rules(
         eval_fraction = read_setting(output_dir, run, "details", "export", "eval_fraction", kind=int | float)
     if seed is None:
         seed = read_setting(output_dir, run, "fingerprint", "seed", kind=int)
+    if formats is None:
+        formats = read_setting(output_dir, run, "details", "export", "formats", kind=list)
+    if draft_vocab_size is None:
+        draft_vocab_size = read_setting(
+            output_dir, run, "details", "export", "draft_vocab_size", kind=int | None
+        )
+    target_vocab_size = run["details"].get("target_vocab_size")
+    if "vocab" in formats and draft_vocab_size and isinstance(target_vocab_size, int):
+        try:
+            check_draft_vocab_size(draft_vocab_size, target_vocab_size)
+        except ValueError as exc:
+            raise RunFolderError(f"{output_dir}: {exc}") from exc
     return ExportRules(
         eval_fraction=eval_fraction,
         seed=seed,
-        formats=read_setting(output_dir, run, "details", "export", "formats", kind=list),
+        formats=formats,
+        draft_vocab_size=draft_vocab_size or None,
         partial=partial,
     )
 

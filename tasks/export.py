@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.core.export import ExportDataset, export_run
+from tasks.core.export import export_run
+from tasks.core.export_configs import Target
 from tasks.core.export_report import ExportReport
-from tasks.core.run_file import read_run_file
+from tasks.core.export_rows import ExportDataset
+from tasks.core.run_file import read_run_file, read_setting
 from tasks.core.stats import DatasetStats
 
 logger = logging.getLogger(__name__)
@@ -21,11 +24,15 @@ EXPORT_FOLDER = "export"
 
 @dataclass(frozen=True, slots=True)
 class ExportRules:
-    """What is exported and how; `partial` takes datasets that are below their budget too."""
+    """What is exported and how; `partial` takes datasets that are below their budget too.
+
+    Without a draft_vocab_size the format vocab is left out.
+    """
 
     eval_fraction: float
     seed: int
     formats: Collection[str]
+    draft_vocab_size: int | None = None
     partial: bool = False
 
 
@@ -56,7 +63,24 @@ def export_datasets(
         eval_fraction=rules.eval_fraction,
         seed=rules.seed,
         formats=rules.formats,
+        draft_vocab_size=rules.draft_vocab_size,
+        target=_read_target(output_dir, run),
         provenance={key: run[key] for key in ("fingerprint", "accepted_changes") if key in run},
     )
+    if report.unchanged:
+        logger.info("export unchanged: %d rows are in %s already", report.total.rows, report.out_dir)
+        return report
+    if "vocab" in rules.formats and "left_out" in report.vocab:
+        logger.warning("exported without draft vocabulary: %s", report.vocab["left_out"])
     logger.info("exported %d rows to %s", report.total.rows, report.out_dir)
     return report
+
+
+def _read_target(output_dir: Path, run: Mapping[str, Any]) -> Target:
+    """What run.json says of the model; older ones do not tell how many ids it has."""
+    known = {"target_vocab_size": None, "target": {}, **run.get("details", {})}
+    return Target(
+        model=str(run.get("fingerprint", {}).get("model") or Target().model),
+        vocab_size=read_setting(output_dir, known, "target_vocab_size", kind=int | None),
+        trust_remote_code=bool(known["target"].get("trust_remote_code")),
+    )

@@ -16,6 +16,7 @@ from tasks.core.run_plan import PlannedDataset, RunPlan, estimate_bytes, mean
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, asks_to_think, find_special_tokens, find_split_tokens
 from tasks.core.tokenizer import TargetTokenizer
+from tasks.core.vocab import check_draft_vocab_size
 from tasks.core.window import Lane
 
 SHORTEST_ROOM = 256  # a prompt of the short lane that must fit, in tokens
@@ -313,6 +314,19 @@ def check_disk(output_dir: Path, plan: RunPlan, *, vocab_size: int, formats: Col
             f"has {_size(free)} ({free:,} bytes) free; make room, use another output_dir or lower budgets",
         )
     return Finding("note", f"{output_dir} needs about {_size(needed)}; its disk has {_size(free)} free")
+
+
+def check_draft_vocab(
+    draft_vocab_size: int | None, target_vocab_size: int, *, formats: Collection[str]
+) -> list[Finding]:
+    """The export can make the draft vocabulary that it is to make."""
+    if draft_vocab_size is None or "vocab" not in formats:
+        return []
+    try:
+        check_draft_vocab_size(draft_vocab_size, target_vocab_size)
+    except ValueError as exc:
+        return [Finding("refusal", f"export.{exc}")]
+    return []
 
 
 def is_path(name: str) -> bool:

@@ -40,6 +40,7 @@ from tasks.preflight import (
     SampledDataset,
     check_context,
     check_disk,
+    check_draft_vocab,
     check_kv_tokens,
     check_load,
     check_model,
@@ -83,6 +84,7 @@ class WarmUpRules:
     datasets: Sequence[DatasetWork] = ()
     long_prompt_tokens: int = 4096
     export_formats: Sequence[str] = ()
+    draft_vocab_size: int | None = None
     measure_s: float = 0.0
     measure_from_tokens: int = MEASURE_FROM_TOKENS
     concurrent_datasets: int = 1
@@ -233,6 +235,7 @@ class _Opening:
         lanes = LaneRules(rules.lanes, rules.long_prompt_tokens)
         return [
             check_special_tokens(self.target),
+            *check_draft_vocab(rules.draft_vocab_size, self.target.vocab_size, formats=rules.export_formats),
             *check_tools(self.renderer, datasets),
             *check_context(self.context_length, lanes),
             *check_prompts(datasets, self.context_length),

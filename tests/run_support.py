@@ -47,6 +47,7 @@ class Runner:
                 "long": {"concurrency": 2, "max_new_tokens": 200},
             },
             "dataset_retries": 0,
+            "export": {"draft_vocab_size": 64},
             "output_dir": str(self.output_dir),
         }
 

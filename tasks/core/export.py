@@ -1,20 +1,30 @@
 """From the datasets' response logs to one folder of training data.
 
-Knows which rows are exported, under which id and into which split; the files are made by export_parquet
-and export_files, the words by export_report. Invariants: the same logs give the same bytes; a row is
-exported or counted with the reason why not; a reader sees the old export or the new one.
+Knows which formats there are, in which order an export is made, and whether one is there already; rows come
+from export_rows, files from a sink for each format, words from export_report. Invariants: the same logs give
+the same bytes; a row is exported or counted with the reason why not; a reader sees the old export or the new.
 """
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from tasks.core.export_files import ExportError, ExportRow, FileEntry, JsonlSink, Sink
-from tasks.core.export_parquet import TOKENS_PER_GROUP, ParquetSink, check_parquet
+from tasks.core.export_arrow import TOKENS_PER_SHARD, ArrowSink
+from tasks.core.export_configs import Target, write_configs
+from tasks.core.export_files import (
+    TOKENS_PER_GROUP,
+    Batcher,
+    ExportError,
+    ExportRow,
+    FileEntry,
+    RowBatch,
+    Sink,
+    write_file,
+)
+from tasks.core.export_jsonl import JsonlSink
+from tasks.core.export_key import Rules, build_key
+from tasks.core.export_parquet import ParquetSink
 from tasks.core.export_report import (
     LENGTH_LIMITS,
     MANIFEST,
@@ -24,26 +34,19 @@ from tasks.core.export_report import (
     Totals,
     build_card,
     build_manifest,
+    read_unchanged,
 )
+from tasks.core.export_rows import ExportDataset, hash_logs, read_export_rows
+from tasks.core.export_threads import BackgroundSink
+from tasks.core.export_vocab import VocabSink
 from tasks.core.files import dump_json
-from tasks.core.folders import FolderError, owned_folders, replace_folder_atomically
-from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
-from tasks.core.records import RecordError, Response
-from tasks.core.response_log import RESPONSES, read_lines
+from tasks.core.folders import FolderError, fill_folder, hold_folder, owned_folders
 from tasks.core.split import SPLITS, assign_split
+from tasks.core.vocab import check_draft_vocab_size
 
-FORMATS = ("jsonl", "parquet")
+FORMATS = ("parquet", "jsonl", "arrow", "vocab")
+_ROW_FORMATS = FORMATS[:3]
 _REPORT_ROWS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ExportDataset:
-    """A dataset to export; `status` and `kind` are only passed on to the manifest."""
-
-    name: str
-    folder: Path
-    status: str
-    kind: str = "generate"
 
 
 def export_run(
@@ -54,11 +57,14 @@ def export_run(
     seed: int,
     formats: Collection[str],
     provenance: Mapping[str, Any],
+    draft_vocab_size: int | None = None,
+    target: Target | None = None,
     rows_per_file: int | None = None,
     tokens_per_group: int = TOKENS_PER_GROUP,
+    tokens_per_shard: int = TOKENS_PER_SHARD,
     on_rows: Callable[[int], None] | None = None,
 ) -> ExportReport:
-    """Write, check and swap in an export of these datasets, in this order.
+    """Write, check and swap in an export of these datasets, in this order; nothing where it is there already.
 
     Args:
         datasets: the ones to export; choosing by status is the caller's.
@@ -67,58 +73,71 @@ def export_run(
         seed: of the split.
         formats: of FORMATS.
         provenance: JSON-able, goes into the manifest as it is.
+        draft_vocab_size: of the format vocab; None leaves that out.
+        target: the model that the data is of; without its vocab_size the format vocab is left out.
         rows_per_file: starts another Parquet file after so many rows of a split.
-        tokens_per_group: bounds a Parquet row group, and with it the memory.
+        tokens_per_group: bounds a Parquet row group and an Arrow batch, and with them the memory.
+        tokens_per_shard: bounds an Arrow file.
         on_rows: told the number of rows exported so far, every 1,000 rows.
 
     Raises:
         ValueError: an unknown format, a number out of range, or two datasets of one name.
         ExportError: out_dir may not be replaced, or what was written does not check.
     """
-    _check_arguments(datasets, eval_fraction, formats, rows_per_file, tokens_per_group)
-    _refuse_overlap(datasets, out_dir)
-    split_by = {"key": "conversation_id", "seed": seed, "eval_fraction": eval_fraction}
-    report = ExportReport(
-        out_dir=out_dir,
-        splits={split: Totals() for split in SPLITS},
-        datasets=[DatasetCount(d.name, d.status, d.kind) for d in datasets],
-        length_losses=[LengthLoss(limit) for limit in LENGTH_LIMITS],
-        files=[],
+    rules = Rules(
+        eval_fraction=eval_fraction,
+        seed=seed,
+        formats=tuple(name for name in FORMATS if name in formats),
+        draft_vocab_size=draft_vocab_size,
+        rows_per_file=rows_per_file,
+        tokens_per_group=tokens_per_group,
+        tokens_per_shard=tokens_per_shard,
     )
-    with _as_export_error(), replace_folder_atomically(out_dir, marker=MANIFEST) as folder:
-        with contextlib.ExitStack() as stack:
-            sinks = _open_sinks(stack, folder, formats, rows_per_file, tokens_per_group)
-            for done, row in enumerate(_read_all(datasets, report.datasets), start=1):
-                split = assign_split(row.conversation_id, seed=seed, eval_fraction=eval_fraction)
-                for sink in sinks:
-                    sink.add(split, row)
-                report.splits[split].add(row.sample)
-                for loss in report.length_losses:
-                    loss.add(row.sample)
-                if on_rows is not None and done % _REPORT_ROWS == 0:
-                    on_rows(done)
-            report.files.extend(entry for sink in sinks for entry in sink.finish())
-        _check_export(folder, report, formats)
-        manifest = build_manifest(report, split=split_by, provenance=provenance)
-        (folder / "README.md").write_text(build_card(report, split=split_by), encoding="utf-8")
-        (folder / MANIFEST).write_bytes(dump_json(manifest))
+    target = target or Target()
+    _check_arguments(datasets, formats, rules, target)
+    _refuse_overlap(datasets, out_dir)
+    with _as_export_error(), hold_folder(out_dir, marker=MANIFEST):
+        digests = hash_logs(datasets)
+        key = build_key(rules, target, provenance, datasets, digests)
+        if (found := read_unchanged(out_dir, key)) is not None:
+            return found
+        report = ExportReport(
+            out_dir=out_dir,
+            splits={split: Totals() for split in SPLITS},
+            datasets=[DatasetCount(d.name, d.status, d.kind) for d in datasets],
+            length_losses=[LengthLoss(limit) for limit in LENGTH_LIMITS],
+            files=[],
+            key=key,
+        )
+        rows = read_export_rows(datasets, digests, report.datasets)
+        with fill_folder(out_dir) as folder:
+            _write_rows(folder, report, rules, target, rows, on_rows)
+            _check_sums(report, rules.formats)
+            vocab_size = report.vocab.get("draft_vocab_size")
+            report.files.extend(
+                write_configs(folder, formats=rules.formats, target=target, draft_vocab_size=vocab_size)
+            )
+            card = build_card(report, split=rules.split_by).encode()
+            report.files.append(write_file(folder, FileEntry("README.md", "card"), card))
+            manifest = build_manifest(report, split=rules.split_by, provenance=provenance)
+            (folder / MANIFEST).write_bytes(dump_json(manifest))
     return report
 
 
 def _check_arguments(
-    datasets: Sequence[ExportDataset],
-    eval_fraction: float,
-    formats: Collection[str],
-    rows_per_file: int | None,
-    tokens_per_group: int,
+    datasets: Sequence[ExportDataset], formats: Collection[str], rules: Rules, target: Target
 ) -> None:
     unknown = sorted(set(formats) - set(FORMATS))
     if unknown or not formats or isinstance(formats, str):
         raise ValueError(f"unknown export format {unknown or formats!r}; there are {', '.join(FORMATS)}")
-    if not 0 <= eval_fraction < 1:
-        raise ValueError(f"eval_fraction is {eval_fraction}; it must be at least 0 and below 1")
-    if (rows_per_file is not None and rows_per_file < 1) or tokens_per_group < 1:
-        raise ValueError(f"rows_per_file {rows_per_file} and tokens_per_group {tokens_per_group}: at least 1")
+    if not 0 <= rules.eval_fraction < 1:
+        raise ValueError(f"eval_fraction is {rules.eval_fraction}; it must be at least 0 and below 1")
+    for name in ("rows_per_file", "tokens_per_group", "tokens_per_shard"):
+        value = getattr(rules, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    if _explain_no_vocab(rules, target) is None and rules.draft_vocab_size and target.vocab_size:
+        check_draft_vocab_size(rules.draft_vocab_size, target.vocab_size)
     names = [dataset.name for dataset in datasets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -144,76 +163,78 @@ def _as_export_error() -> Iterator[None]:
         raise ExportError(str(exc)) from exc
 
 
-def _open_sinks(
-    stack: contextlib.ExitStack,
+def _write_rows(
     folder: Path,
-    formats: Collection[str],
-    rows_per_file: int | None,
-    tokens_per_group: int,
-) -> list[Sink]:
+    report: ExportReport,
+    rules: Rules,
+    target: Target,
+    rows: Iterator[ExportRow],
+    on_rows: Callable[[int], None] | None,
+) -> None:
+    """Every row to every sink; what is said of it goes into the report."""
+    batcher = Batcher(rules.tokens_per_group, rules.rows_per_file)
+    with contextlib.ExitStack() as stack:
+        opened = _open_sinks(folder, rules, target)
+        sinks = [stack.enter_context(BackgroundSink(sink)) for sink in opened]
+        for done, row in enumerate(rows, start=1):
+            split = assign_split(row.conversation_id, seed=rules.seed, eval_fraction=rules.eval_fraction)
+            report.splits[split].add(row.sample)
+            for loss in report.length_losses:
+                loss.add(row.sample)
+            for batch in batcher.add(split, row):
+                _give(batch, sinks)
+            if on_rows is not None and done % _REPORT_ROWS == 0:
+                on_rows(done)
+        for batch in batcher.flush():
+            _give(batch, sinks)
+        for finished in [sink.finish() for sink in sinks]:  # all of them at once, then the files in order
+            report.files.extend(finished.result())
+    report.vocab.update(_describe_vocab(opened, rules, target))
+
+
+def _give(batch: RowBatch, sinks: Sequence[BackgroundSink]) -> None:
+    for sink in sinks:
+        sink.write(batch)
+
+
+def _open_sinks(folder: Path, rules: Rules, target: Target) -> list[Sink]:
     sinks: list[Sink] = []
-    if "parquet" in formats:
-        sinks.append(ParquetSink(folder, rows_per_file=rows_per_file, tokens_per_group=tokens_per_group))
-    if "jsonl" in formats:
+    if "parquet" in rules.formats:
+        sinks.append(ParquetSink(folder, rows_per_file=rules.rows_per_file))
+    if "jsonl" in rules.formats:
         sinks.append(JsonlSink(folder))
-    return [stack.enter_context(sink) for sink in sinks]
+    if "arrow" in rules.formats:
+        sinks.append(ArrowSink(folder, tokens_per_shard=rules.tokens_per_shard))
+    if rules.draft_vocab_size and target.vocab_size and _explain_no_vocab(rules, target) is None:
+        sizes = {"draft_vocab_size": rules.draft_vocab_size, "target_vocab_size": target.vocab_size}
+        sinks.append(VocabSink(folder, **sizes))
+    return sinks
 
 
-def _read_all(datasets: Sequence[ExportDataset], counts: Sequence[DatasetCount]) -> Iterator[ExportRow]:
-    for dataset, count in zip(datasets, counts, strict=True):
-        yield from _read_rows(dataset.folder / RESPONSES, count)
+def _describe_vocab(sinks: Sequence[Sink], rules: Rules, target: Target) -> dict[str, Any]:
+    for sink in sinks:
+        if isinstance(sink, VocabSink):
+            return sink.description
+    return {"left_out": _explain_no_vocab(rules, target)}
 
 
-def _read_rows(path: Path, count: DatasetCount) -> Iterator[ExportRow]:
-    """The exportable rows of a log; everything else is counted. Holds the ids, about 100 bytes a row."""
-    if not path.exists():
-        return
-    seen: set[str | tuple[str, int]] = set()
-    count.source_bytes = 0
-    for end, line in read_lines(path):
-        count.source_bytes = end
-        try:
-            response = Response.from_line(line)
-        except RecordError:
-            count.skipped["unreadable"] += 1
-            continue
-        key = (response.id, response.turn) if response.turn else response.id
-        if key in seen:
-            count.duplicates += 1
-            continue
-        seen.add(key)
-        try:
-            samples = samples_from_response(response)
-        except NotTokenExact as exc:
-            count.skipped[exc.reason] += 1
-            continue
-        for sample in samples:
-            if is_empty_answer(sample.n_loss, sample.finish_reason):
-                count.skipped["empty_answer"] += 1
-                continue
-            count.exported.add(sample)
-            yield _to_export_row(response, sample, count.name)
-    if path.stat().st_size > count.source_bytes:
-        count.skipped["torn_last_line"] += 1
+def _explain_no_vocab(rules: Rules, target: Target) -> str | None:
+    """Why there is no draft vocabulary; None where there is one."""
+    if "vocab" not in rules.formats:
+        return "not one of the formats"
+    if rules.draft_vocab_size is None:
+        return "draft_vocab_size is not set"
+    if target.vocab_size is None:
+        return (
+            "run.json does not tell how many ids the target has; write details.target_vocab_size into it "
+            "(vocab_size of the model's config.json) and export again"
+        )
+    return None
 
 
-def _to_export_row(response: Response, sample: Sample, dataset: str) -> ExportRow:
-    meta = response.extra.get("meta") or {}
-    return ExportRow(
-        id=f"{response.id}#{sample.turn}" if sample.turn else response.id,
-        sample=sample,
-        dataset=dataset,
-        conversation_id=str(response.extra.get("conversation_id") or response.id),
-        meta=orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode(),
-    )
-
-
-def _check_export(folder: Path, report: ExportReport, formats: Collection[str]) -> None:
-    """Read the Parquet files back; hold every format's files against what the datasets gave."""
-    for entry in report.files:
-        if entry.format == "parquet":
-            check_parquet(folder, entry)
-    for name in formats:
+def _check_sums(report: ExportReport, formats: Collection[str]) -> None:
+    """Hold every format's files against what the datasets gave."""
+    for name in (name for name in formats if name in _ROW_FORMATS):
         for split in SPLITS:
             files = [entry for entry in report.files if (entry.format, entry.split) == (name, split)]
             if _sum_files(files) != report.splits[split]:

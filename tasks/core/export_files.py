@@ -1,22 +1,24 @@
-"""The files of an export: what a format has to do, and the JSONL one.
+"""The files of an export: batches of rows, what a format has to do with them, and sums and hashes.
 
-Knows samples, sums and hashes; does not know where samples come from or how they are split. Invariant:
-the same samples in the same order give the same bytes.
+Knows samples and bytes; does not know where samples come from, how they are split, or any format.
+Invariant: the same rows in the same order give the same batches, and memory holds one batch a split.
 """
 
-import contextlib
 import hashlib
+import io
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import Any, Protocol
 
-import orjson
+import numpy as np
 
 from tasks.core.masks import Sample
 from tasks.core.split import SPLITS, Split
 
+TOKENS_PER_GROUP = 4_000_000
+_ROWS_PER_GROUP = 100_000
 _BUFFER_BYTES = 1 << 20
 
 
@@ -35,13 +37,37 @@ class ExportRow:
     meta: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBatch:
+    """Rows of one split, their ids and masks end to end: row n is `input_ids[offsets[n] : offsets[n + 1]]`.
+
+    `input_ids` int32 and `loss_mask` uint8 are (n_tokens,), `offsets` int32 is (rows + 1,).
+    """
+
+    split: Split
+    rows: list[ExportRow]
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def from_rows(cls, split: Split, rows: list[ExportRow]) -> "RowBatch":
+        """Lay rows end to end."""
+        offsets = np.cumsum([0, *[row.sample.n_tokens for row in rows]]).astype(np.int32)
+        ids = np.concatenate([row.sample.input_ids for row in rows])
+        return cls(split, rows, ids, np.concatenate([row.sample.loss_mask for row in rows]), offsets)
+
+
 @dataclass(slots=True)
 class FileEntry:
-    """A finished file; `path` is relative to the export, `crc32` is over all input_ids as int32."""
+    """A finished file; `path` is relative to the export, `crc32` is over all input_ids as int32.
+
+    A file without rows has no split.
+    """
 
     path: str
     format: str
-    split: Split
+    split: Split | None = None
     rows: int = 0
     tokens: int = 0
     loss_tokens: int = 0
@@ -49,71 +75,96 @@ class FileEntry:
     bytes: int = 0
     sha256: str = ""
 
-    def count(self, row: ExportRow) -> None:
-        """Add a row to the sums."""
-        self.rows += 1
-        self.tokens += row.sample.n_tokens
-        self.loss_tokens += row.sample.n_loss
-        self.crc32 = zlib.crc32(row.sample.input_ids.data, self.crc32)
-
-    def seal(self, folder: Path) -> None:
-        """Take size and hash from the file as it is on disk."""
-        with (folder / self.path).open("rb") as file:
-            self.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            self.bytes = file.tell()
+    def count(self, batch: RowBatch) -> None:
+        """Add rows to the sums."""
+        self.rows += len(batch.rows)
+        self.tokens += len(batch.input_ids)
+        self.loss_tokens += sum(row.sample.n_loss for row in batch.rows)
+        self.crc32 = zlib.crc32(batch.input_ids.data, self.crc32)
 
 
 class Sink(Protocol):
-    """One format of the export. As a context manager it lets go of its files when the block raises."""
+    """One format of the export. Closing lets go of its files without a word, whatever has happened."""
 
-    def add(self, split: Split, row: ExportRow) -> None:
-        """Write one row."""
+    def write(self, batch: RowBatch) -> None:
+        """Write the next rows."""
 
     def finish(self) -> list[FileEntry]:
         """Close all files and describe them, in a fixed order."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def close(self) -> None:
+        """Let go of the files."""
 
 
-class JsonlSink:
-    """`jsonl/{split}.jsonl` with id, input_ids and loss_mask only: trainers pass other keys on."""
+class HashedFile(io.RawIOBase):
+    """A new file, hashed as it is written: what would be read back is gigabytes. Closing fills its entry."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "jsonl").mkdir()
-        self._folder = folder
-        self._open: dict[Split, tuple[FileEntry, BinaryIO]] = {}
+    def __init__(self, folder: Path, entry: FileEntry) -> None:
+        super().__init__()
+        self.entry = entry
+        self._hash = hashlib.sha256()
+        self._file = (folder / entry.path).open("xb", buffering=_BUFFER_BYTES)
 
-    def add(self, split: Split, row: ExportRow) -> None:
-        """Write one row."""
-        if split not in self._open:
-            entry = FileEntry(f"jsonl/{split}.jsonl", "jsonl", split)
-            self._open[split] = entry, (self._folder / entry.path).open("xb", buffering=_BUFFER_BYTES)
-        entry, file = self._open[split]
-        line = {"id": row.id, "input_ids": row.sample.input_ids, "loss_mask": row.sample.loss_mask}
-        file.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
-        entry.count(row)
+    def writable(self) -> bool:
+        """It is."""
+        return True
 
-    def finish(self) -> list[FileEntry]:
-        """Close all files and describe them, train before eval."""
-        entries = []
+    def tell(self) -> int:
+        """How many bytes were written; Parquet's footer has places in the file."""
+        return self.entry.bytes
+
+    def write(self, data: Any, /) -> int:
+        """Write all of it."""
+        size = memoryview(data).nbytes
+        self._file.write(data)
+        self._hash.update(data)
+        self.entry.bytes += size
+        return size
+
+    def close(self) -> None:
+        """Close it, once."""
+        if not self.closed:
+            try:
+                self._file.close()
+                self.entry.sha256 = self._hash.hexdigest()
+            finally:
+                super().close()
+
+
+def write_file(folder: Path, entry: FileEntry, data: bytes) -> FileEntry:
+    """A small file whole."""
+    with HashedFile(folder, entry) as file:
+        file.write(data)
+    return entry
+
+
+@dataclass(slots=True)
+class Batcher:
+    """Collects rows into batches bounded by tokens, and cut where a file of rows_per_file rows ends."""
+
+    tokens_per_group: int
+    rows_per_file: int | None
+    _pending: dict[Split, list[ExportRow]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    _tokens: dict[Split, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    _rows: dict[Split, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+
+    def add(self, split: Split, row: ExportRow) -> Iterator[RowBatch]:
+        """Take a row; gives what is full."""
+        if self._tokens[split] + row.sample.n_tokens > self.tokens_per_group:
+            yield from self._take(split)
+        self._pending[split].append(row)
+        self._tokens[split] += row.sample.n_tokens
+        self._rows[split] += 1
+        ends_file = self.rows_per_file is not None and self._rows[split] % self.rows_per_file == 0
+        if ends_file or len(self._pending[split]) == _ROWS_PER_GROUP:
+            yield from self._take(split)
+
+    def flush(self) -> Iterator[RowBatch]:
+        """What is left, train before eval."""
         for split in SPLITS:
-            if split in self._open:
-                entry, file = self._open.pop(split)
-                file.close()
-                entry.seal(self._folder)
-                entries.append(entry)
-        return entries
+            yield from self._take(split)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for _, file in self._open.values():
-            with contextlib.suppress(OSError):
-                file.close()
+    def _take(self, split: Split) -> Iterator[RowBatch]:
+        rows, self._pending[split], self._tokens[split] = self._pending[split], [], 0
+        if rows:
+            yield RowBatch.from_rows(split, rows)

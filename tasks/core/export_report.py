@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from tasks.core.export_files import FileEntry
 from tasks.core.masks import Sample
 from tasks.core.split import SPLITS, Split
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1
+EXPORT_FORMAT = 2  # raise it when the same rows give other bytes
 LENGTH_LIMITS = (2048, 4096, 8192, 16384, 32768)
 
 
@@ -39,13 +41,15 @@ class DatasetCount:
     """What was exported of a dataset and what was not.
 
     `skipped` counts lines by reason; "torn_last_line" is one that was not whole. `duplicates` are further
-    rows of an (id, turn). `source_bytes` is how much of the log was read, None when there was no log.
+    rows of an (id, turn). `source_bytes` is how much of the log was read and `source_sha256` its hash, None
+    when there was no log.
     """
 
     name: str
     status: str
     kind: str
     source_bytes: int | None = None
+    source_sha256: str | None = None
     exported: Totals = field(default_factory=Totals)
     duplicates: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
@@ -72,13 +76,20 @@ class LengthLoss:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """A finished export; both splits are there, also when one has no rows and no file."""
+    """A finished export; both splits are there, also when one has no rows and no file.
+
+    `key` is of everything that it was made of. `vocab` describes the draft vocabulary, or has "left_out".
+    With `unchanged` the export was there already, and nothing was written.
+    """
 
     out_dir: Path
     splits: dict[Split, Totals]
     datasets: list[DatasetCount]
     length_losses: list[LengthLoss]
     files: list[FileEntry]
+    key: str = ""
+    vocab: dict[str, Any] = field(default_factory=dict)
+    unchanged: bool = False
 
     @property
     def total(self) -> Totals:
@@ -92,7 +103,8 @@ class ExportReport:
 def build_manifest(report: ExportReport, *, split: Mapping[str, Any], provenance: Mapping[str, Any]) -> Any:
     """The manifest as JSON-able values."""
     return {
-        "format": MANIFEST_FORMAT,
+        "format": EXPORT_FORMAT,
+        "key": report.key,
         "files": [asdict(entry) for entry in report.files],
         "splits": {name: asdict(report.splits[name]) for name in SPLITS},
         "split_by": dict(split),
@@ -100,7 +112,35 @@ def build_manifest(report: ExportReport, *, split: Mapping[str, Any], provenance
         "max_length": [asdict(loss) for loss in report.length_losses],
         "provenance": dict(provenance),
         "total": asdict(report.total),
+        "vocab": report.vocab,
     }
+
+
+def read_unchanged(out_dir: Path, key: str) -> ExportReport | None:
+    """The report of the export in a folder, when it has this key and all its files."""
+    try:
+        manifest = orjson.loads((out_dir / MANIFEST).read_bytes())
+        if manifest["key"] != key:
+            return None
+        report = _read_report(out_dir, manifest)
+        if any((out_dir / file.path).stat().st_size != file.bytes for file in report.files):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):  # none, damaged, of an older format, or a file is gone
+        return None
+    return report
+
+
+def _read_report(out_dir: Path, manifest: Mapping[str, Any]) -> ExportReport:
+    return ExportReport(
+        out_dir=out_dir,
+        splits={split: Totals(**manifest["splits"][split]) for split in SPLITS},
+        datasets=[_read_count(dict(one)) for one in manifest["datasets"]],
+        length_losses=[LengthLoss(**one) for one in manifest["max_length"]],
+        files=[FileEntry(**one) for one in manifest["files"]],
+        key=manifest["key"],
+        vocab=manifest["vocab"],
+        unchanged=True,
+    )
 
 
 def build_card(report: ExportReport, *, split: Mapping[str, Any]) -> str:
@@ -112,6 +152,9 @@ def build_card(report: ExportReport, *, split: Mapping[str, Any]) -> str:
         _files_section(report),
         _PARQUET_SECTION if "parquet" in formats else "",
         _JSONL_SECTION if "jsonl" in formats else "",
+        _ARROW_SECTION if "arrow" in formats else "",
+        _vocab_section(report),
+        _CONFIGS_SECTION if "configs" in formats else "",
         _counts_section(report),
         _SPLIT_LINE.format_map(split),
         _lengths_section(report),
@@ -125,10 +168,17 @@ def _describe(count: DatasetCount) -> dict[str, Any]:
         "status": count.status,
         "kind": count.kind,
         "source_bytes": count.source_bytes,
+        "source_sha256": count.source_sha256,
         **asdict(count.exported),
         "duplicates": count.duplicates,
         "skipped": dict(count.skipped),
     }
+
+
+def _read_count(row: dict[str, Any]) -> DatasetCount:
+    """What _describe made."""
+    exported = Totals(**{name: row.pop(name) for name in ("rows", "tokens", "loss_tokens")})
+    return DatasetCount(**{**row, "skipped": Counter(row["skipped"])}, exported=exported)
 
 
 def _front_matter(report: ExportReport) -> str:
@@ -143,7 +193,8 @@ def _front_matter(report: ExportReport) -> str:
 
 def _files_section(report: ExportReport) -> str:
     rows = [
-        (f.path, f"{f.rows:,}", f"{f.tokens:,}", f"{f.loss_tokens:,}", f"{f.bytes:,}") for f in report.files
+        (f.path, *(f"{n:,}" if f.rows else "" for n in (f.rows, f.tokens, f.loss_tokens)), f"{f.bytes:,}")
+        for f in report.files
     ]
     return "## Files\n\n" + _table(("file", "rows", "tokens", "loss tokens", "bytes"), rows)
 
@@ -165,6 +216,22 @@ def _counts_section(report: ExportReport) -> str:
     rows.append(("total", "", f"{total.rows:,}", f"{total.tokens:,}", f"{total.loss_tokens:,}", "", ""))
     header = ("dataset", "status", "rows", "tokens", "loss tokens", "duplicates", "skipped")
     return "## Counts\n\n" + _table(header, rows)
+
+
+def _vocab_section(report: ExportReport) -> str:
+    if "draft_vocab_size" not in report.vocab:
+        return ""
+    coverages = [(one["name"], one) for one in report.vocab["datasets"]] + [("total", report.vocab["total"])]
+    rows = [
+        (name, f"{one['loss_tokens']:,}", f"{one['ids']:,}", _percent(one["coverage"]))
+        for name, one in coverages
+    ]
+    header = ("dataset", "loss tokens (train)", "different ids", "in the draft vocabulary")
+    return _VOCAB_SECTION.format_map(report.vocab) + "\n" + _table(header, rows)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%}"
 
 
 def _lengths_section(report: ExportReport) -> str:
@@ -222,4 +289,24 @@ _JSONL_SECTION = """\
 
 `jsonl/*.jsonl` has `id`, `input_ids` and `loss_mask` of the same rows in the same order, and no other key:
 SpecForge `data.prompts_path`, `speculators prepare-data`.
+"""
+_ARROW_SECTION = """\
+## Arrow
+
+`arrow/{train,eval}` are folders for `datasets.load_from_disk`, with `input_ids`, `loss_mask` and `seq_len` of
+the same rows in the same order, as torch tensors: `speculators train --data-path`.
+"""
+_VOCAB_SECTION = """\
+## Draft vocabulary
+
+The {draft_vocab_size:,} of {target_vocab_size:,} ids that the target said most often in the train split, of
+equal counts the smaller id. `vocab/t2d-{draft_vocab_size}.npy` says of each target id whether it is in
+(bool); `vocab/d2t-{draft_vocab_size}.npy` has offsets (int64): draft id `i` is target id `i + d2t[i]`.
+`vocab_mapping.pt` has both and `token_freq.pt` the counts, for trainers; where they are missing,
+`vocab/to_pt.py` makes them with torch.
+"""
+_CONFIGS_SECTION = """\
+## Trainers
+
+`configs/` has settings of SpecForge 0.2.0 and command lines of speculators 0.9.0 for these files.
 """

@@ -28,8 +28,19 @@ class FolderError(RuntimeError):
 def replace_folder_atomically(path: Path, *, marker: str) -> Iterator[Path]:
     """Give an empty folder to fill; it takes the place of `path` when the block ends well.
 
-    The new folder is a sibling (`.<name>.new`), so that the swap is one rename. `path` is replaced only
-    when it is missing, empty or contains a file `marker`: anything else is not ours.
+    Raises:
+        FolderError: as hold_folder.
+    """
+    with hold_folder(path, marker=marker), fill_folder(path) as new:
+        yield new
+
+
+@contextlib.contextmanager
+def hold_folder(path: Path, *, marker: str) -> Iterator[None]:
+    """Keep other processes from replacing `path` during the block; what a killed one left is cleaned up.
+
+    `path` may be replaced only when it is missing, empty or contains a file `marker`: anything else is not
+    ours.
 
     Raises:
         FolderError: `path` is a symlink, no folder, or not ours, or another process replaces it now.
@@ -44,15 +55,25 @@ def replace_folder_atomically(path: Path, *, marker: str) -> Iterator[Path]:
             old.rename(path)  # killed between the two renames of _swap: the old one comes back
         _remove(new)
         _remove(old)
-        new.mkdir()
-        try:
-            yield new
-            _sync_tree(new)
-            _swap(new, path, old)
-        finally:
-            _remove(new)
-            if path.exists():  # else `old` is the only copy
-                _remove(old)
+        yield
+
+
+@contextlib.contextmanager
+def fill_folder(path: Path) -> Iterator[Path]:
+    """As replace_folder_atomically, for a `path` that hold_folder holds.
+
+    The new folder is a sibling (`.<name>.new`), so that the swap is one rename.
+    """
+    path, new, old = owned_folders(path)
+    new.mkdir()
+    try:
+        yield new
+        _sync_tree(new)
+        _swap(new, path, old)
+    finally:
+        _remove(new)
+        if path.exists():  # else `old` is the only copy
+            _remove(old)
 
 
 def owned_folders(path: Path) -> tuple[Path, Path, Path]:

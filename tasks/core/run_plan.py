@@ -21,6 +21,7 @@ _TEXT_BYTES = 4.5
 _ROW_BYTES = 420
 _MASK_BYTES = 2.3
 _PARQUET_BYTES = 3.0
+_ARROW_BYTES = 5.0
 _TRUSTED_ROWS = 20  # from so many answers on, their mean is believed more than what was expected
 
 
@@ -164,6 +165,7 @@ def estimate_bytes(plan: RunPlan, *, vocab_size: int, formats: Collection[str]) 
     id_bytes = float(len(str(vocab_size)))
     rows = sum(one.left_bytes(id_bytes) for one in plan.datasets)
     per_token = _PARQUET_BYTES * ("parquet" in formats) + (id_bytes + _MASK_BYTES) * ("jsonl" in formats)
+    per_token += _ARROW_BYTES * ("arrow" in formats)
     return round(rows + per_token * sum(one.all_tokens for one in plan.datasets))
 
 

@@ -91,7 +91,7 @@ def test_a_second_run_generates_nothing(two_datasets):
 
 def test_the_export_command_writes_the_same_files(two_datasets):
     """Split, seed and formats are the run's own, so nothing changes."""
-    two_datasets.raw["export"] = {"eval_fraction": 0.3}
+    two_datasets.raw["export"]["eval_fraction"] = 0.3
     assert two_datasets.run("--max-tokens-per-dataset", "1500").returncode == 0
     before = {file: file.read_bytes() for file in _exported_files(two_datasets)}
     assert any("eval" in file.name for file in before)

@@ -1,73 +1,22 @@
 """An export holds every exact row once, checks itself, and replaces the old one whole."""
 
-import hashlib
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from export_support import dataset, export, hashes, manifest, read_jsonl, read_parquet, response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core import export as export_module
-from tasks.core import export_parquet
-from tasks.core.export import ExportDataset, export_run
+from tasks.core import export_parquet, export_rows
 from tasks.core.export_files import ExportError
 from tasks.core.export_parquet import SCHEMA, check_parquet
-from tasks.core.records import Response
+from tasks.core.export_rows import ExportDataset
 from tasks.core.split import assign_split
-
-BOTH = ("parquet", "jsonl")
-
-
-def response(name, prompt=(1, 2), output=(3, 4, 5), **changes):
-    row = {
-        "id": name,
-        "turn": 0,
-        "input_ids": list(prompt),
-        "output_ids": list(output),
-        "text": "t",
-        "finish_reason": "stop",
-        "prompt_tokens": len(prompt),
-        "completion_tokens": len(output),
-    }
-    return Response.from_row(row | changes)
-
-
-def dataset(root, responses, name="d", tail=b""):
-    folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "raw_responses.jsonl").write_bytes(b"".join(r.to_line() for r in responses) + tail)
-    return ExportDataset(name, folder, "complete")
-
-
-def export(root, datasets, **options):
-    defaults = {"eval_fraction": 0.0, "seed": 0, "formats": BOTH, "provenance": {"model": "m"}}
-    return export_run(datasets=datasets, out_dir=root / "export", **(defaults | options))
-
-
-def hashes(folder):
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-
-
-def read_parquet(root, split):
-    files = sorted((root / "export" / "data").glob(f"{split}-*.parquet"))
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
-
-
-def read_jsonl(root, split):
-    path = root / "export" / "jsonl" / f"{split}.jsonl"
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-
-
-def manifest(root):
-    return orjson.loads((root / "export" / "manifest.json").read_bytes())
-
 
 generations = st.lists(
     st.tuples(
@@ -183,7 +132,7 @@ def test_manifest_agrees_with_the_files(tmp_path):
     found = manifest(tmp_path)
     on_disk = hashes(tmp_path / "export")
     described = {f["path"]: f["sha256"] for f in found["files"]}
-    assert described == {p: h for p, h in on_disk.items() if p not in ("manifest.json", "README.md")}
+    assert described == {p: h for p, h in on_disk.items() if p != "manifest.json"}
     for file in found["files"]:
         path = tmp_path / "export" / file["path"]
         assert file["bytes"] == path.stat().st_size
@@ -206,14 +155,14 @@ def test_nothing_to_export_is_an_export_without_files(tmp_path):
     """A dataset without a log is named in the manifest and stops nothing."""
     export(tmp_path, [ExportDataset("d", tmp_path / "missing", "exhausted")])
     assert manifest(tmp_path)["datasets"][0]["source_bytes"] is None
-    assert manifest(tmp_path)["files"] == []
+    assert {file["format"] for file in manifest(tmp_path)["files"]} == {"configs", "card"}
 
 
 def test_formats_can_be_chosen(tmp_path):
     """Only what was asked for is written, and the card does not speak of the rest."""
     export(tmp_path, [dataset(tmp_path, [response("a")])], formats={"jsonl"})
     names = {p.name for p in (tmp_path / "export").iterdir()}
-    assert names == {"jsonl", "manifest.json", "README.md"}
+    assert names == {"jsonl", "configs", "manifest.json", "README.md"}
     assert "parquet" not in (tmp_path / "export" / "README.md").read_text()
 
 
@@ -273,7 +222,7 @@ def test_an_error_in_the_middle_leaves_the_old_export(tmp_path, monkeypatch):
     source = dataset(tmp_path, [response(f"r{n}") for n in range(20)])
     export(tmp_path, [source])
     before = hashes(tmp_path / "export")
-    real, calls = export_module.samples_from_response, []
+    real, calls = export_rows.samples_from_response, []
 
     def fail_late(row):
         calls.append(row)
@@ -281,7 +230,7 @@ def test_an_error_in_the_middle_leaves_the_old_export(tmp_path, monkeypatch):
             raise OSError("disk gone")
         return real(row)
 
-    monkeypatch.setattr(export_module, "samples_from_response", fail_late)
+    monkeypatch.setattr(export_rows, "samples_from_response", fail_late)
     with pytest.raises(OSError, match="disk gone"):
         export(tmp_path, [source], seed=1, tokens_per_group=10)
     assert hashes(tmp_path / "export") == before
@@ -291,7 +240,8 @@ def test_an_error_in_the_middle_leaves_the_old_export(tmp_path, monkeypatch):
 KILLED = """
 import os, sys
 from pathlib import Path
-from tasks.core import export as module
+from tasks.core import export_rows as module
+from tasks.core.export import export_run
 real, calls = module.samples_from_response, []
 def kill(row):
     calls.append(row)
@@ -300,7 +250,7 @@ def kill(row):
     return real(row)
 module.samples_from_response = kill
 root = Path(sys.argv[1])
-module.export_run(
+export_run(
     datasets=[module.ExportDataset("d", root / "d", "complete")], out_dir=root / "export", eval_fraction=0.5,
     seed=1, formats=("parquet", "jsonl"), provenance={}, tokens_per_group=10,
 )
@@ -312,7 +262,7 @@ def test_a_kill_in_the_middle_leaves_the_old_export_and_the_next_cleans_up(tmp_p
     source = dataset(tmp_path, [response(f"r{n}") for n in range(20)])
     export(tmp_path, [source])
     before = hashes(tmp_path / "export")
-    repository = Path(export_module.__file__).parents[2]
+    repository = Path(export_rows.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=repository, check=False)
     assert done.returncode == 9
     assert (tmp_path / ".export.new").exists()
@@ -408,7 +358,7 @@ def test_a_failed_self_check_keeps_the_old_export(tmp_path, monkeypatch):
     source = dataset(tmp_path, [response("a")])
     export(tmp_path, [source])
     before = hashes(tmp_path / "export")
-    real = export_parquet._to_batch
+    real = export_parquet._to_record_batch
 
     def drop_mask(rows):
         batch = real(rows)
@@ -416,7 +366,7 @@ def test_a_failed_self_check_keeps_the_old_export(tmp_path, monkeypatch):
         zeros = pa.ListArray.from_arrays(ids.offsets, pa.array([0] * len(ids.values), pa.uint8()))
         return batch.set_column(2, SCHEMA.field("loss_mask"), zeros)
 
-    monkeypatch.setattr(export_parquet, "_to_batch", drop_mask)
+    monkeypatch.setattr(export_parquet, "_to_record_batch", drop_mask)
     with pytest.raises(ExportError, match="n_loss"):
         export(tmp_path, [source], seed=5)
     assert hashes(tmp_path / "export") == before

@@ -1,0 +1,184 @@
+"""Time and memory of an export against reading the same logs: all formats, 92 million completion tokens.
+
+Ten datasets with the lengths of the catalog's, ids as frequent as words are (Zipf) over 163,840; one is a
+quarter of several turns and one is trajectories. Each step runs in a process of its own.
+
+Usage: python benchmarks/bench_export.py [--quick] [--folder FOLDER]
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from bench_support import read_peak_rss_mib, run_apart
+
+from tasks.core.export import FORMATS, export_run
+from tasks.core.export_configs import Target
+from tasks.core.export_rows import ExportDataset
+from tasks.core.response_log import RESPONSES, read_lines
+
+VOCAB_SIZE, DRAFT_VOCAB_SIZE = 163_840, 32_000
+TOKENS, QUICK_TOKENS = 92_000_000, 2_000_000
+MAX_RATIO, MAX_RSS_MIB, MAX_BYTES = 3.0, 1024, 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dataset: tokens of its prompts and answers on average, its share of all, and what its rows are."""
+
+    name: str
+    prompt_tokens: int
+    answer_tokens: int
+    share: float
+    turns: int = 1
+    is_trajectory: bool = False
+
+
+SHAPES = (
+    Shape("A1_deepswekimi", 9_000, 7_000, 0.08, is_trajectory=True),
+    Shape("A2_kimik25", 9_000, 7_000, 0.08, is_trajectory=True),
+    Shape("B1_glaive", 600, 1_577, 0.10),
+    Shape("B2_opencodeinstruct", 250, 3_793, 0.11),
+    Shape("B3_magicoder", 300, 2_000, 0.11),
+    Shape("B4_mixturethoughts", 300, 5_000, 0.11),
+    Shape("B5_openthoughts", 300, 5_000, 0.11),
+    Shape("B6_ultrachat", 900, 1_500, 0.10, turns=3),
+    Shape("B7_sharegpt", 900, 1_500, 0.10, turns=3),
+    Shape("B8_sweagent", 6_000, 2_500, 0.10),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One step in its process: seconds on the clock and of CPU, peak memory, and what it found."""
+
+    wall_s: float
+    cpu_s: float
+    rss_mib: float
+    found: Any
+
+
+def write_logs(folder: Path, tokens: int) -> int:
+    """The response logs of all shapes; returns the tokens in them, prompts included."""
+    rng = np.random.default_rng(0)
+    weights = 1 / (np.arange(VOCAB_SIZE) + 2.7) ** 1.05
+    stock = rng.permutation(VOCAB_SIZE)[rng.choice(VOCAB_SIZE, 8_000_000, p=weights / weights.sum())]
+    return sum(
+        _write_log(folder / shape.name, shape, int(tokens * shape.share), rng, stock) for shape in SHAPES
+    )
+
+
+def _write_log(folder: Path, shape: Shape, tokens: int, rng: np.random.Generator, stock: np.ndarray) -> int:
+    folder.mkdir()
+    written, both, number = 0, 0, 0
+    with (folder / RESPONSES).open("wb") as file:
+        while written < tokens:
+            n_prompt, n_answer = (
+                int(mean * rng.lognormal(-0.18, 0.6)) + 2
+                for mean in (shape.prompt_tokens, shape.answer_tokens)
+            )
+            start = int(rng.integers(len(stock) - n_prompt - n_answer))
+            ids = stock[start : start + n_prompt + n_answer]
+            row = _make_row(shape, number, ids, n_prompt)
+            file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            written, both, number = written + n_answer, both + len(ids), number + 1
+    return both
+
+
+def _make_row(shape: Shape, number: int, ids: np.ndarray, n_prompt: int) -> dict[str, Any]:
+    n_answer = len(ids) - n_prompt
+    row = {
+        "id": f"{shape.name}-{number // shape.turns:08x}", "turn": number % shape.turns,
+        "prompt_tokens": n_prompt, "completion_tokens": n_answer, "cached_tokens": 0, "attempt": 1,
+        "lane": "short", "finish_reason": "stop", "server": "http://127.0.0.1:30000", "latency_s": 8.1,
+        "finished_at": "2026-11-30T02:11:09Z", "meta": {"kind": "bench"},
+        "text": "some text of " * (n_answer // 3),
+    }  # fmt: skip
+    if not shape.is_trajectory:
+        return {**row, "input_ids": ids[:n_prompt], "output_ids": ids[n_prompt:]}
+    middle, half = n_prompt // 2, n_answer // 2
+    spans = [[middle, middle + half], [n_prompt + half, len(ids)]]
+    return {**row, "sequences": [{"turn": 0, "input_ids": ids, "loss_spans": spans}]}
+
+
+def parse_logs(folder: Path) -> Measured:
+    """Read and parse every line, and nothing else."""
+    with _measure() as measured:
+        rows = 0
+        for shape in SHAPES:
+            for _, line in read_lines(folder / shape.name / RESPONSES):
+                orjson.loads(line)
+                rows += 1
+    return measured(rows)
+
+
+def export_logs(folder: Path) -> Measured:
+    """Export everything in all formats."""
+    with _measure() as measured:
+        report = export_run(
+            datasets=[ExportDataset(shape.name, folder / shape.name, "complete") for shape in SHAPES],
+            out_dir=folder / "export", eval_fraction=0.02, seed=0, formats=FORMATS,
+            draft_vocab_size=DRAFT_VOCAB_SIZE, target=Target("bench", VOCAB_SIZE), provenance={},
+        )  # fmt: skip
+    sizes = {name: sum(file.bytes for file in report.files if file.format == name) for name in FORMATS}
+    return measured((report.total.rows, report.total.tokens, sizes, report.unchanged))
+
+
+@contextlib.contextmanager
+def _measure() -> Iterator[Any]:
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    took: list[float] = []
+
+    def result(found: Any) -> Measured:
+        return Measured(took[0], took[1], read_peak_rss_mib(), found)
+
+    yield result
+    took += [time.perf_counter() - wall_s, time.process_time() - cpu_s]
+
+
+def main() -> None:
+    """Write the logs, measure each step, and print what it took beside its target."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 million completion tokens")
+    parser.add_argument("--folder", type=Path, help="kept and used again; a temporary one when left out")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / SHAPES[0].name).exists():
+            run_apart(write_logs, folder, QUICK_TOKENS if options.quick else TOKENS)
+        shutil.rmtree(folder / "export", ignore_errors=True)
+        measure(folder)
+
+
+def measure(folder: Path) -> None:
+    """Parse, export, export again."""
+    size = sum((folder / shape.name / RESPONSES).stat().st_size for shape in SHAPES)
+    parsed = run_apart(parse_logs, folder)
+    exported = run_apart(export_logs, folder)
+    again = run_apart(export_logs, folder)
+    rows, tokens, sizes, _ = exported.found
+    print(
+        f"{rows:,} rows, {tokens:,} tokens with prompts, {size / 1e9:.2f} GB of logs, {os.cpu_count()} cores"
+    )
+    for name, one in (("parse", parsed), ("export", exported), ("again", again)):
+        print(f"{name:7} {one.wall_s:6.1f} s   {one.cpu_s:6.1f} s of CPU   peak RSS {one.rss_mib:5.0f} MiB")
+    print(f"export / parse: {exported.wall_s / parsed.wall_s:.2f} (target {MAX_RATIO})")
+    print(f"peak RSS: {exported.rss_mib:.0f} MiB (target {MAX_RSS_MIB})")
+    print(f"parquet: {sizes['parquet'] / tokens:.2f} bytes a token (target {MAX_BYTES})")
+    print("sizes: " + ", ".join(f"{name} {count / 1e6:,.0f} MB" for name, count in sizes.items()))
+    if not again.found[3]:
+        raise RuntimeError("the second export was written again")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What an export is made of, as one key: the same key, the same bytes.
+
+Knows rules, digests of logs and the versions that decide bytes; does not know files. Invariant: everything
+that changes a byte of an export changes its key.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.core.export_configs import Target
+from tasks.core.export_report import EXPORT_FORMAT
+from tasks.core.export_rows import ExportDataset, LogDigest
+from tasks.core.export_vocab import find_torch_version
+from tasks.core.files import dump_json
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How rows become files; `formats` in a fixed order."""
+
+    eval_fraction: float
+    seed: int
+    formats: tuple[str, ...]
+    draft_vocab_size: int | None
+    rows_per_file: int | None
+    tokens_per_group: int
+    tokens_per_shard: int
+
+    @property
+    def split_by(self) -> dict[str, Any]:
+        """How the splits were made, for the manifest."""
+        return {"key": "conversation_id", "seed": self.seed, "eval_fraction": self.eval_fraction}
+
+
+def build_key(
+    rules: Rules,
+    target: Target,
+    provenance: Mapping[str, Any],
+    datasets: Sequence[ExportDataset],
+    digests: Sequence[LogDigest | None],
+) -> str:
+    """SHA-256 over all of it."""
+    made_of = {
+        "format": EXPORT_FORMAT,
+        "versions": {"pyarrow": pa.__version__, "numpy": np.__version__, "torch": find_torch_version()},
+        "rules": asdict(rules),
+        "target": asdict(target),
+        "provenance": dict(provenance),
+        "datasets": [
+            {"name": one.name, "status": one.status, "kind": one.kind, "log": digest and asdict(digest)}
+            for one, digest in zip(datasets, digests, strict=True)
+        ],
+    }
+    return hashlib.sha256(dump_json(made_of)).hexdigest()

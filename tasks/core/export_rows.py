@@ -1,0 +1,119 @@
+"""The rows of the datasets' response logs that are exported, and the count of those that are not.
+
+Knows responses and logs; does not know splits or formats. Invariant: rows + duplicates + skipped is every
+line of a log, and only what was hashed is read: a log may grow meanwhile.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from tasks.core.export_files import ExportRow
+from tasks.core.export_report import DatasetCount
+from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
+from tasks.core.records import RecordError, Response
+from tasks.core.response_log import RESPONSES, read_lines
+
+_BLOCK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ExportDataset:
+    """A dataset to export; `status` and `kind` are only passed on to the manifest."""
+
+    name: str
+    folder: Path
+    status: str
+    kind: str = "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class LogDigest:
+    """The whole lines of a log: how many bytes, and their SHA-256. `is_torn`: more follows, without end."""
+
+    bytes: int
+    sha256: str
+    is_torn: bool
+
+
+def hash_logs(datasets: Sequence[ExportDataset]) -> list[LogDigest | None]:
+    """The digest of each dataset's log, None without one; a second for each gigabyte and core."""
+    with ThreadPoolExecutor(2) as threads:  # hashing leaves the interpreter to others
+        return list(threads.map(lambda dataset: hash_log(dataset.folder / RESPONSES), datasets))
+
+
+def hash_log(path: Path) -> LogDigest | None:
+    """The digest of a log's whole lines; None when there is no log."""
+    if not path.exists():
+        return None
+    digest, size, rest = hashlib.sha256(), 0, b""
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                digest.update(rest)
+                digest.update(memoryview(block)[:end])
+                size += len(rest) + end
+                rest = b""
+            rest += block[end:]
+    return LogDigest(size, digest.hexdigest(), is_torn=bool(rest))
+
+
+def read_export_rows(
+    datasets: Sequence[ExportDataset], digests: Sequence[LogDigest | None], counts: Sequence[DatasetCount]
+) -> Iterator[ExportRow]:
+    """The exportable rows of all logs as far as they were hashed; everything else is counted."""
+    for dataset, digest, count in zip(datasets, digests, counts, strict=True):
+        if digest is not None:
+            count.source_bytes, count.source_sha256 = digest.bytes, digest.sha256
+            yield from _read_rows(dataset.folder / RESPONSES, digest, count)
+
+
+def _read_rows(path: Path, digest: LogDigest, count: DatasetCount) -> Iterator[ExportRow]:
+    """Holds the ids, about 100 bytes a row."""
+    seen: set[str | tuple[str, int]] = set()
+    for end, line in read_lines(path):
+        if end > digest.bytes:
+            break
+        try:
+            response = Response.from_line(line)
+        except RecordError:
+            count.skipped["unreadable"] += 1
+            continue
+        key = (response.id, response.turn) if response.turn else response.id
+        if key in seen:
+            count.duplicates += 1
+            continue
+        seen.add(key)
+        yield from _take_samples(response, count)
+    if digest.is_torn:
+        count.skipped["torn_last_line"] += 1
+
+
+def _take_samples(response: Response, count: DatasetCount) -> Iterator[ExportRow]:
+    try:
+        samples = samples_from_response(response)
+    except NotTokenExact as exc:
+        count.skipped[exc.reason] += 1
+        return
+    for sample in samples:
+        if is_empty_answer(sample.n_loss, sample.finish_reason):
+            count.skipped["empty_answer"] += 1
+        else:
+            count.exported.add(sample)
+            yield _to_export_row(response, sample, count.name)
+
+
+def _to_export_row(response: Response, sample: Sample, dataset: str) -> ExportRow:
+    meta = response.extra.get("meta") or {}
+    return ExportRow(
+        id=f"{response.id}#{sample.turn}" if sample.turn else response.id,
+        sample=sample,
+        dataset=dataset,
+        conversation_id=str(response.extra.get("conversation_id") or response.id),
+        meta=orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode(),
+    )
