@@ -14,6 +14,7 @@ import orjson
 
 from tasks.core.export_files import ExportRow
 from tasks.core.export_report import DatasetCount
+from tasks.core.fast_responses import ResponseReader
 from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
 from tasks.core.records import RecordError, Response
 from tasks.core.response_log import RESPONSES, read_lines
@@ -76,11 +77,12 @@ def read_export_rows(
 def _read_rows(path: Path, digest: LogDigest, count: DatasetCount) -> Iterator[ExportRow]:
     """Holds the ids, about 100 bytes a row."""
     seen: set[str | tuple[str, int]] = set()
+    reader = ResponseReader()
     for end, line in read_lines(path):
         if end > digest.bytes:
             break
         try:
-            response = Response.from_line(line)
+            response = reader.read(line)
         except RecordError:
             count.skipped["unreadable"] += 1
             continue

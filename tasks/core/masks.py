@@ -128,7 +128,7 @@ def _list_sequences(response: Response) -> list[Mapping[str, Any]]:
 def _to_row(response: Response, sequence: Mapping[str, Any]) -> Response:
     """A sequence as a row of its own."""
     ids, spans = sequence.get("input_ids"), sequence.get("loss_spans")
-    n_ids = len(ids) if isinstance(ids, list) else 0
+    n_ids = len(ids) if isinstance(ids, list | np.ndarray) else 0
     checked = _check_spans(response.id, spans, n_ids)
     trained = sum(end - start for start, end in checked)
     return replace(
@@ -157,7 +157,14 @@ def _check_spans(name: str, spans: Any, n_ids: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in spans]
 
 
-def _join_ids(name: str, prompt: list[int], output: list[int]) -> tuple[np.ndarray, int, int]:
+def _join_ids(
+    name: str, prompt: list[int] | np.ndarray, output: list[int] | np.ndarray
+) -> tuple[np.ndarray, int, int]:
+    if isinstance(prompt, np.ndarray):  # int64, and a row without answers of its own has a list of none
+        joined_ids = np.concatenate([prompt, np.asarray(output, np.int64)])
+        if len(joined_ids) and not 0 <= int(joined_ids.min()) <= int(joined_ids.max()) < 1 << 31:
+            raise NotTokenExact("not_token_ids", f"response {name!r}: an id is no 32-bit number from 0 on")
+        return joined_ids.astype(np.int32), len(prompt), len(output)
     try:
         # array refuses floats, strings and what 32 bits cannot hold; numpy would cut 1.5 to 1 silently
         joined = array("i", prompt)

@@ -116,7 +116,8 @@ class Prompt:
 class Response:
     """One generation as the server gave it: a row of raw_responses.jsonl.
 
-    `input_ids` are the ids the model saw and `output_ids` the ids it produced, stop token included.
+    `input_ids` are the ids the model saw and `output_ids` the ids it produced, stop token included; int64
+    arrays where a reader that is in a hurry made them.
     Rows of older files may lack both (`None`): they count towards the budget but are not token-exact.
     """
 
