@@ -1,0 +1,79 @@
+"""The export command's own flags, on a folder that was made by hand."""
+
+import json
+
+import pytest
+from export_support import dataset, response
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tasks.core.run_file import update_run_file
+from tasks.preflight import check_draft_vocab
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A run of one dataset that has reached its budget, of a target with 20 ids."""
+    details = {
+        "datasets": {"d": {"budget_tokens": 27, "max_samples": None}},
+        "export": {"eval_fraction": 0.2, "draft_vocab_size": 6},
+        "target_vocab_size": 20,
+    }
+    fingerprint = {"seed": 0, "model": "org/model", "datasets": {}}
+    update_run_file(tmp_path, fingerprint=fingerprint, details=details, now="now")
+    dataset(tmp_path, [response(f"r{n}") for n in range(9)])
+    return tmp_path
+
+
+def call(*argv):
+    return CliRunner().invoke(app, ["export", *map(str, argv)])
+
+
+def read_manifest(folder):
+    return json.loads((folder / "export" / "manifest.json").read_text())
+
+
+def test_an_export_takes_the_runs_own_rules_and_says_when_nothing_changed(run_folder):
+    """All formats, the draft vocabulary among them."""
+    done = call(run_folder)
+    assert done.exit_code == 0, done.output
+    assert read_manifest(run_folder)["vocab"]["draft_vocab_size"] == 6
+    assert (run_folder / "export" / "arrow" / "train" / "state.json").exists()
+    assert "org/model" in (run_folder / "export" / "configs" / "specforge.yaml").read_text()
+    assert "(unchanged)" not in done.stdout
+    assert "(unchanged)" in call(run_folder).stdout
+
+
+def test_formats_and_the_size_of_the_vocabulary_can_be_named(run_folder):
+    """A size of 0 is none."""
+    assert call(run_folder, "--formats", "arrow,vocab", "--draft-vocab-size", "5").exit_code == 0
+    names = {p.name for p in (run_folder / "export").iterdir()}
+    assert names == {"arrow", "vocab", "configs", "manifest.json", "README.md"}
+    assert (run_folder / "export" / "vocab" / "d2t-5.npy").exists()
+    assert call(run_folder, "--draft-vocab-size", "0").exit_code == 0
+    assert not (run_folder / "export" / "vocab").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--formats", "parquet,csv"], "--formats has 'csv'; there are parquet, jsonl, arrow, vocab"),
+        (["--draft-vocab-size", "21"], "draft_vocab_size is 21, but the target has 20 ids"),
+    ],
+)
+def test_what_cannot_be_exported_is_exit_2(run_folder, flags, message):
+    """In one line, with what there is; nothing is written."""
+    done = call(run_folder, *flags)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (run_folder / "export").exists()
+
+
+def test_a_draft_vocabulary_that_is_too_large_is_refused_before_a_run():
+    """Hours later it would be the export that fails; without the format nobody minds."""
+    [finding] = check_draft_vocab(32_000, 1_000, formats=["vocab"])
+    assert finding.level == "refusal"
+    assert "export.draft_vocab_size is 32000, but the target has 1000 ids" in finding.text
+    assert check_draft_vocab(32_000, 1_000, formats=["jsonl"]) == []
+    assert check_draft_vocab(None, 1_000, formats=["vocab"]) == []
+    assert check_draft_vocab(1_000, 1_000, formats=["vocab"]) == []
