@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
+TRAINERS := .venv-trainers
+TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hub test test-live test-profiles test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
+.PHONY: help demo hub test test-live test-profiles test-trainers test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -33,6 +35,10 @@ test-live: $(DEV_STAMP) ## Tests on a real SGLang server: SGLANG_URL=http://...,
 test-profiles: $(DEV_STAMP) ## The profiles on a real SGLang: SGLANG_PYTHON=/path/to/python SGLANG_MODEL=/path/to/tiny/model
 	SGLANG_PYTHON="$(SGLANG_PYTHON)" SGLANG_MODEL="$(SGLANG_MODEL)" $(BIN)/python -m pytest \
 	  tests/live/test_profiles.py -m live
+
+test-trainers: $(DEV_STAMP) $(TRAINERS)/specforge/.installed $(TRAINERS)/speculators/.installed ## SpecForge and speculators load an export (5 GB each: TORCH="torch==2.13.0 --index-url ..." for a CPU one)
+	SPECFORGE_PYTHON=$(TRAINERS)/specforge/bin/python SPECULATORS_PYTHON=$(TRAINERS)/speculators/bin/python \
+	  $(BIN)/python -m pytest tests/trainers -m trainers
 
 chaos: $(DEV_STAMP) ## Kill a run 50 times on a failing server, count every prompt: make chaos DRAFTMILL_KILL_SEED=2
 	$(BIN)/python -m pytest tests/flows/test_kill.py -m chaos
@@ -75,9 +81,12 @@ lock: ## Compile the locks from pyproject.toml (needs uv)
 	  --generate-hashes --no-header --no-emit-index-url -c requirements/run.txt -o requirements/hub.txt
 	$(UV) pip compile pyproject.toml --extra embedded --extra hub --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-emit-index-url -c requirements/hub.txt -o requirements/dev.txt
+	for trainer in specforge==0.2.0 speculators==0.9.0; do echo $$trainer | $(UV) pip compile - \
+	  --config-file requirements/trainers.toml --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-emit-index-url -o requirements/$${trainer%%=*}.txt || exit 1; done
 
-clean: ## Remove the virtual environment (generated data in data/ is kept)
-	rm -rf $(VENV)
+clean: ## Remove the virtual environments (generated data in data/ is kept)
+	rm -rf $(VENV) $(TRAINERS)
 
 $(RUN_STAMP): requirements/run.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -90,3 +99,9 @@ $(DEV_STAMP): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	@touch $@ $(RUN_STAMP)
+
+$(TRAINERS)/%/.installed: requirements/%.txt
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet $(TORCH)
+	$(@D)/bin/python -m pip install --quiet --no-deps --require-hashes -r $<
+	@touch $@

@@ -74,6 +74,7 @@ def build_vocab_map(
     check_draft_vocab_size(draft_vocab_size, target_vocab_size)
     dense = _to_array(counts, target_vocab_size)
     # Stable: equal counts stay in the order of their ids, and those of 0 come last.
+    # speculators 0.9.0 chooses the same; SpecForge 0.2.0, of equal counts, what its rows had first.
     chosen = np.sort(np.argsort(-dense, kind="stable")[:draft_vocab_size])
     t2d = np.zeros(target_vocab_size, np.bool_)
     t2d[chosen] = True
