@@ -14,6 +14,7 @@ from tasks.core.export import export_run
 from tasks.core.export_configs import Target
 from tasks.core.export_report import ExportReport
 from tasks.core.export_rows import ExportDataset
+from tasks.core.export_vocab import PT_FILES
 from tasks.core.run_file import read_run_file, read_setting
 from tasks.core.stats import DatasetStats
 
@@ -58,7 +59,7 @@ def export_datasets(
         return None
     run = read_run_file(output_dir)
     report = export_run(
-        datasets=[ExportDataset(one.name, output_dir / one.name, one.status) for one in done],
+        datasets=[_to_dataset(output_dir, one) for one in done],
         out_dir=output_dir / EXPORT_FOLDER,
         eval_fraction=rules.eval_fraction,
         seed=rules.seed,
@@ -72,8 +73,15 @@ def export_datasets(
         return report
     if "vocab" in rules.formats and "left_out" in report.vocab:
         logger.warning("exported without draft vocabulary: %s", report.vocab["left_out"])
+    if isinstance(why := report.vocab.get("pt_files"), str):
+        logger.info("%s: %s", ", ".join(PT_FILES), why)
     logger.info("exported %d rows to %s", report.total.rows, report.out_dir)
     return report
+
+
+def _to_dataset(output_dir: Path, stats: DatasetStats) -> ExportDataset:
+    kind = "trajectory" if stats.budget_tokens is None else "generate"
+    return ExportDataset(stats.name, output_dir / stats.name, stats.status, kind)
 
 
 def _read_target(output_dir: Path, run: Mapping[str, Any]) -> Target:

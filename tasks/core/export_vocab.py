@@ -5,7 +5,6 @@ same samples give the same bytes, in whatever order they come.
 """
 
 import io
-import logging
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,8 +15,6 @@ import numpy as np
 
 from tasks.core.export_files import ExportError, FileEntry, RowBatch, write_file
 from tasks.core.vocab import VocabCounts, VocabMap, build_vocab_map, measure_coverage, measure_curve
-
-logger = logging.getLogger(__name__)
 
 PT_FILES = ("vocab_mapping.pt", "token_freq.pt")
 _PT_SCRIPT = "to_pt.py"
@@ -63,14 +60,14 @@ class VocabSink:
             write_file(self._folder, FileEntry(f"vocab/{name}", "vocab"), _to_npy(array))
             for name, array in arrays.items()
         ]
-        pt_files, has_pt = _make_pt_files(self._folder)
-        self.description = self._describe(found, total, has_pt)
+        pt_files, why_none = _make_pt_files(self._folder)
+        self.description = self._describe(found, total, why_none)
         return files + pt_files
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _describe(self, found: VocabMap, total: np.ndarray, has_pt: bool) -> dict[str, Any]:
+    def _describe(self, found: VocabMap, total: np.ndarray, why_no_pt: str | None) -> dict[str, Any]:
         def cover(counts: np.ndarray) -> dict[str, Any]:
             share = measure_coverage(counts, found.t2d)
             return {"loss_tokens": int(counts.sum()), "ids": int(np.count_nonzero(counts)), "coverage": share}
@@ -82,7 +79,7 @@ class VocabSink:
             "datasets": [{"name": name, **cover(n)} for name, n in self._counts.datasets.items()],
             "total": cover(total),
             "curve": [{"draft_vocab_size": k, "coverage": share} for k, share in measure_curve(total)],
-            "pt_files": list(PT_FILES) if has_pt else f"not written: no torch here; run vocab/{_PT_SCRIPT}",
+            "pt_files": list(PT_FILES) if why_no_pt is None else why_no_pt,
         }
 
 
@@ -94,8 +91,8 @@ def find_torch_version() -> str | None:
         return None
 
 
-def _make_pt_files(folder: Path) -> tuple[list[FileEntry], bool]:
-    """The .pt files where torch is there; else the script that makes them where it is.
+def _make_pt_files(folder: Path) -> tuple[list[FileEntry], str | None]:
+    """The .pt files where torch is there; else the script that makes them where it is, and why.
 
     In a process of its own: torch takes seconds to import and 300 MB, and stays for good.
     """
@@ -103,19 +100,15 @@ def _make_pt_files(folder: Path) -> tuple[list[FileEntry], bool]:
     script = vocab / _PT_SCRIPT
     entry = write_file(folder, FileEntry(f"vocab/{_PT_SCRIPT}", "vocab"), _PT_CODE.encode())
     if find_torch_version() is None:
-        logger.info("torch is not installed, so vocab/ has no .pt files; vocab/%s makes them", _PT_SCRIPT)
-        return [entry], False
+        return [entry], f"not written: no torch here; vocab/{_PT_SCRIPT} makes them where there is one"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:]
-        logger.warning(
-            "vocab/ has no .pt files, for torch failed (%s); vocab/%s makes them", last, _PT_SCRIPT
-        )
+        last = "".join(done.stderr.strip().splitlines()[-1:])
         for name in PT_FILES:
             (vocab / name).unlink(missing_ok=True)
-        return [entry], False
+        return [entry], f"not written: torch failed ({last}); vocab/{_PT_SCRIPT} makes them"
     script.unlink()
-    return [_describe_file(folder, f"vocab/{name}") for name in PT_FILES], True
+    return [_describe_file(folder, f"vocab/{name}") for name in PT_FILES], None
 
 
 def _describe_file(folder: Path, path: str) -> FileEntry:
