@@ -13,10 +13,11 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from serving.processes import kill_group
+from serving.redaction import spell_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,13 @@ class GuardedProcess:
 
     @classmethod
     async def start(
-        cls, argv: Sequence[str], *, env: Mapping[str, str], log: int, remove: Sequence[Path] = ()
+        cls,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: int,
+        remove: Sequence[Path] = (),
+        hide: Collection[str] = (),
     ) -> GuardedProcess:
         """Start a command in a session of its own, with all its output in the log.
 
@@ -46,6 +53,7 @@ class GuardedProcess:
             env: Its whole environment.
             log: A descriptor to write to; the caller closes it.
             remove: Files that go with it, also when it cannot be started and when we are killed.
+            hide: Secrets that its output may hold and the log must not.
 
         Raises:
             OSError: it cannot be started.
@@ -62,7 +70,9 @@ class GuardedProcess:
         try:
             # On its input, for others can read a command line, and this one may hold a key.
             files = [str(file.absolute()) for file in remove]
-            order = json.dumps({"argv": list(argv), "env": dict(env), "remove": files})
+            order = json.dumps(
+                {"argv": list(argv), "env": dict(env), "remove": files, "hide": spell_secrets(hide)}
+            )
             with contextlib.suppress(ConnectionError):
                 guardian.stdin.write(order.encode() + b"\n")
                 await guardian.stdin.drain()

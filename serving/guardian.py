@@ -1,10 +1,11 @@
 """Start a server and outlive the one who asked for it, by the moment that it takes to kill the server.
 
 Knows process groups and Linux's subreaper; knows nothing of servers. `serving.guarded` runs it as
-`python -m serving.guardian OWNER` and writes one JSON line `{"argv", "env", "remove"}` to it, then `term`
-for SIGTERM to the server's parent; the input's end means SIGKILL to all of it. It answers `pid N`, then
-`status N` when nothing is left. Invariant: when it ends by itself, no process that the server started is
-alive, on Linux not even one that left its group, and the files to remove with it are gone.
+`python -m serving.guardian OWNER` and writes one JSON line `{"argv", "env", "remove", "hide"}` to it, then
+`term` for SIGTERM to the server's parent; the input's end means SIGKILL to all of it. It answers `pid N`,
+then `status N` when nothing is left. Invariants: when it ends by itself, no process that the server started
+is alive, on Linux not even one that left its group, and the files to remove with it are gone; what is to be
+hidden is never written.
 """
 
 from __future__ import annotations
@@ -21,19 +22,33 @@ from pathlib import Path
 
 from serving.parent import watch_parent
 from serving.processes import kill_group
+from serving.redaction import REDACTED
 
 _PR_SET_CHILD_SUBREAPER = 36
+_COPY_S = 5.0
 
 
 class _Server:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._unwanted = threading.Event()
+        self._copying: threading.Thread | None = None
 
-    def start(self, argv: list[str], env: dict[str, str]) -> None:
+    def start(self, argv: list[str], env: dict[str, str], hide: list[str]) -> None:
+        """Start it; its output is ours, or goes through us where something in it is to be hidden."""
+        output = subprocess.PIPE if hide else sys.stderr
         self._process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        if self._process.stdout is not None:
+            source, secrets = self._process.stdout.fileno(), [text.encode() for text in hide]
+            self._copying = threading.Thread(target=_copy_hidden, args=(source, secrets), daemon=True)
+            self._copying.start()
         print("pid", self._process.pid, flush=True)  # noqa: T201 - the protocol
         if self._unwanted.is_set():
             self.kill()
@@ -44,6 +59,8 @@ class _Server:
         status = self._process.wait()
         kill_group(self._process.pid)
         _end_descendants()
+        if self._copying is not None:
+            self._copying.join(_COPY_S)  # the pipe has no writer any more
         return status
 
     def kill(self) -> None:
@@ -57,6 +74,31 @@ class _Server:
             if line.strip() == "term" and self._process is not None:
                 self._process.terminate()
         self.kill()
+
+
+def _copy_hidden(source: int, secrets: list[bytes]) -> None:
+    """Write what comes, as it comes, without the secrets; one that is not whole yet is held back."""
+    held = b""
+    while data := os.read(source, 1 << 16):
+        text = held + data
+        for secret in secrets:
+            text = text.replace(secret, REDACTED.encode())
+        cut = len(text) - _count_begun(text, secrets)
+        held = text[cut:]
+        _write_all(text[:cut])
+    _write_all(held)
+
+
+def _count_begun(text: bytes, secrets: list[bytes]) -> int:
+    """How many bytes at the end may be the beginning of a secret."""
+    longest = min(max(map(len, secrets)) - 1, len(text))
+    ends = (text[-size:] for size in range(longest, 0, -1))
+    return next((len(end) for end in ends if any(secret.startswith(end) for secret in secrets)), 0)
+
+
+def _write_all(data: bytes) -> None:
+    while data:
+        data = data[os.write(sys.stderr.fileno(), data) :]
 
 
 def _end_descendants() -> None:

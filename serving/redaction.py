@@ -6,6 +6,7 @@ Invariant: no known secret of six or more characters is left in what is returned
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 
@@ -23,6 +24,13 @@ def redact_text(text: str, secrets: Collection[str]) -> str:
         if len(secret) >= _SHORTEST_INSIDE_TEXT:
             text = text.replace(secret, REDACTED)
     return text
+
+
+def spell_secrets(secrets: Collection[str]) -> list[str]:
+    """The secrets as programs write them, plain and in the quotes of Python and JSON; longest first."""
+    long = [secret for secret in secrets if len(secret) >= _SHORTEST_INSIDE_TEXT]
+    spelt = {word for secret in long for word in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1])}
+    return sorted(spelt, key=len, reverse=True)
 
 
 def secrets_in_command(argv: Sequence[str]) -> set[str]:

@@ -26,7 +26,7 @@ from serving.server_log import LogReader, StartLog
 
 _POLL_S = 0.5
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # the server downloads the model
-_LOG_MODE = 0o600  # SGLang writes its api key into its log (0.5.23)
+_LOG_MODE = 0o600  # SGLang writes its api key into its log (0.5.23); ours has <redacted> there
 _HTTP_PORT = 80
 _LAST_LINES = 3
 _LONGEST_SHOWN = 1000  # SGLang names every choice of a flag
@@ -156,7 +156,9 @@ async def _start_guarded(command: ServerCommand, log: int) -> GuardedProcess:
     if command.key_file is not None:
         command.key_file.write()
         secret = [command.key_file.path]
-    return await GuardedProcess.start(command.argv, env=command.full_environment(), log=log, remove=secret)
+    return await GuardedProcess.start(
+        command.argv, env=command.full_environment(), log=log, remove=secret, hide=command.secrets
+    )
 
 
 def _name_status(status: int | None) -> str:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 
 FAKE_LAUNCHER = """#!/bin/sh
+echo "server_args: {{'api_key': '{key}'}}"  # as SGLang does
 while [ "$1" != --port ]; do shift; done
 exec {python} {fake} --port "$2" --api-key {key} --tokenizer {tokenizer}
 """
