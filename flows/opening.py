@@ -4,6 +4,7 @@ The bridge from parameters, which only flows know, to the plain rules that tasks
 """
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
 from flows.servers import describe_launch, open_server
+from serving.shared_server import find_failure
 from tasks.aggregate import DatasetPlan
 from tasks.concurrency import adapt_window
 from tasks.core.prepare import PrepareOptions
@@ -63,6 +65,8 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
                 target_vocab_size=session.target.vocab_size,
             )
             resources = session.resources
+            if parameters.server.mode == "launch":
+                resources.find_end = functools.partial(find_failure, Path(parameters.output_dir))
             async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
                 with use_session(session):
                     yield session

@@ -3,6 +3,7 @@
 Knows which kind the parameters ask for; does not know what is asked of a server.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -25,7 +26,8 @@ from serving.launch_command import (
 from serving.model_checks import check_model
 from serving.profile import load_profile
 from serving.sglang_install import find_install
-from serving.shared_server import share_server
+from serving.shared_server import give_up_server, share_server
+from serving.supervisor import SGLangServer
 from tasks.core.server_facts import redact_launch
 
 logger = logging.getLogger(__name__)
@@ -75,8 +77,19 @@ async def _start_sglang(parameters: RunParameters, _port: int) -> AsyncIterator[
         restarts=server.restarts,
         ready_timeout_s=server.load_timeout_s,
         stall_timeout_s=server.stall_timeout_s,
+        on_trouble=logger.warning,
     ) as launched:
-        yield launched.base_url
+        telling = asyncio.create_task(_tell_failure(launched, Path(parameters.output_dir)))
+        try:
+            yield launched.base_url
+        finally:
+            telling.cancel()
+
+
+async def _tell_failure(launched: SGLangServer, output_dir: Path) -> None:
+    """Let all who use the server know when it stays down, wherever they run."""
+    failure = await launched.wait_failed()
+    give_up_server(output_dir, str(failure).partition("\n")[0])
 
 
 def describe_launch(parameters: RunParameters) -> dict[str, Any] | None:

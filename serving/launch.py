@@ -29,6 +29,7 @@ async def launch_server(
     ready_timeout_s: float = READY_TIMEOUT_S,
     stall_timeout_s: float = STALL_TIMEOUT_S,
     on_event: Callable[[str], None] = logger.info,
+    on_trouble: Callable[[str], None] | None = None,
 ) -> AsyncIterator[SGLangServer]:
     """Start it and wait until it is ready; it is started again when it dies or freezes.
 
@@ -52,6 +53,7 @@ async def launch_server(
             stall_timeout_s=stall_timeout_s,
             min_kv_tokens=None if expected is None else int(_LEAST_KV_SHARE * expected),
             on_event=on_event,
+            on_trouble=on_trouble,
         ) as server:
             yield server
     finally:

@@ -24,6 +24,7 @@ LOOPBACK = "127.0.0.1"
 DEFAULT_LAUNCHER = ("sglang", "serve")
 REDACTED = "***"
 _ALWAYS_SET = ("--model-path", "--host", "--port")
+_OWN_VARIABLES = (API_KEY_VARIABLE, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -196,6 +197,11 @@ def _find_misuse(
         f"{name}: a secret on a command line can be read by everybody on the machine: {_other_way(name)}"
         for name in changes
         if name in SECRET_FLAGS
+    ]
+    problems += [
+        f"{name}: set it in draftmill's own environment, which hands it on; here others could read it"
+        for name in changes
+        if name in _OWN_VARIABLES
     ]
     problems += [
         f"{name!r} is no name of an environment variable"

@@ -52,11 +52,19 @@ class Verdict:
 
 
 def find_install(python: Path | None = None) -> Install:
-    """SGLang in a given interpreter's environment, else the `sglang` on PATH, else this interpreter's."""
+    """SGLang in a given interpreter's environment, else the `sglang` on PATH, else this interpreter's.
+
+    Raises:
+        LaunchRefused: a folder was given.
+    """
     if python is None:
         on_path = shutil.which(DEFAULT_LAUNCHER[0])
         beside = Path(on_path).resolve().with_name("python") if on_path else Path(sys.executable)
         return Install(DEFAULT_LAUNCHER, beside if beside.exists() else None)
+    if python.is_dir():
+        raise LaunchRefused(
+            f"{python} is a folder: give the interpreter in it, as {python / 'bin' / 'python'}"
+        )
     script = python.with_name("sglang")
     start = (str(script),) if script.exists() else (str(python), *_FROM_PYTHON)
     return Install((*start, "serve"), python)

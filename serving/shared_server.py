@@ -14,7 +14,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,7 +23,12 @@ from serving.errors import ServingError
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
+_MOST_BYTES = 1 << 16
 OWNER, USERS = "server.lock", "server-users.lock"
+
+
+class ServerGoneError(ServingError):
+    """The folder's server was given up by whoever started it, and nobody starts it again."""
 
 
 class ServerElsewhereError(ServingError):
@@ -43,6 +48,7 @@ async def share_server(
 
     Raises:
         ServerElsewhereError: another machine holds it.
+        ServerGoneError: it was given up, and its users have not all ended yet.
     """
     with contextlib.ExitStack() as held:
         owner, users = (_open(folder / name, held) for name in (OWNER, USERS))
@@ -50,6 +56,7 @@ async def share_server(
             if _lock(users, fcntl.LOCK_SH):  # else it is being stopped
                 if (there := _read(owner)) is not None:
                     there.check_host(folder)
+                    there.check_alive()
                     yield there.url
                     return
                 fcntl.flock(users, fcntl.LOCK_UN)
@@ -57,7 +64,7 @@ async def share_server(
         killed = _read(owner)
         os.ftruncate(owner, 0)
         async with start(killed.free_port() if killed else 0) as url:
-            os.pwrite(owner, json.dumps({"host": socket.gethostname(), "url": url}).encode(), 0)
+            _write(owner, _Address(socket.gethostname(), url))
             try:
                 yield url
             except Exception:  # of our own work only; a cancelled owner waits for nobody
@@ -68,10 +75,30 @@ async def share_server(
             os.ftruncate(owner, 0)
 
 
+def give_up_server(folder: Path, why: str) -> None:
+    """Tell all who use the folder's server that it will not come back."""
+    with contextlib.ExitStack() as held:
+        owner = _open(folder / OWNER, held)
+        if (there := _read(owner)) is not None:
+            _write(owner, replace(there, failure=why))
+
+
+def find_failure(folder: Path) -> str | None:
+    """Why the folder's server was given up; None while it is served or started."""
+    with contextlib.ExitStack() as held:
+        there = _read(_open(folder / OWNER, held))
+    return None if there is None else there.failure
+
+
 @dataclass(frozen=True, slots=True)
 class _Address:
     host: str
     url: str
+    failure: str | None = None
+
+    def check_alive(self) -> None:
+        if self.failure is not None:
+            raise ServerGoneError(f"{self.failure}; it is started again when its users have ended")
 
     def check_host(self, folder: Path) -> None:
         if self.host != socket.gethostname():
@@ -94,8 +121,17 @@ class _Address:
 
 def _read(owner: int) -> _Address | None:
     """The address in the owner's file; None while a server is being started, or where none was killed."""
-    content = os.pread(owner, 4096, 0)
-    return _Address(**json.loads(content)) if content else None
+    content = os.pread(owner, _MOST_BYTES, 0)
+    try:
+        return _Address(**json.loads(content)) if content else None
+    except ValueError:  # it is being written
+        return None
+
+
+def _write(owner: int, address: _Address) -> None:
+    content = json.dumps(asdict(address)).encode()
+    os.pwrite(owner, content, 0)
+    os.ftruncate(owner, len(content))
 
 
 async def _wait_unused(users: int) -> None:

@@ -56,6 +56,7 @@ class SGLangServer:
         grace_s: How long it may take to end after SIGTERM.
         min_kv_tokens: A KV cache that holds fewer is an error: --mem-fraction-static is wrong.
         on_event: Gets the lines that a person should see; called from the event loop.
+        on_trouble: Gets those of them that tell of a death; where it is None they go to on_event.
 
     Attributes:
         failure: Why it stays down; None while it runs or is being started again.
@@ -76,6 +77,7 @@ class SGLangServer:
         grace_s: float = GRACE_S,
         min_kv_tokens: int | None = None,
         on_event: Callable[[str], None] = logger.info,
+        on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.failure: StaysDown | None = None
@@ -88,6 +90,7 @@ class SGLangServer:
         self._grace_s = grace_s
         self._min_kv_tokens = min_kv_tokens
         self._on_event = on_event
+        self._on_trouble = on_trouble or on_event
         self._used = 0
         self._server: ServerProcess | None = None
 
@@ -173,7 +176,7 @@ class SGLangServer:
             restarted = await self._restart(why)
             if isinstance(restarted, StaysDown):
                 self.failure = restarted
-                self._on_event(_headline(restarted))
+                self._on_trouble(_headline(restarted))
                 return restarted
             server = restarted
 
@@ -194,7 +197,7 @@ class SGLangServer:
         while self._used < self._restarts:
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._used)
             self._used += 1
-            self._on_event(
+            self._on_trouble(
                 f"{_headline(why)}; starting it again in {pause_s:g} s "
                 f"(restart {self._used} of {self._restarts})"
             )
@@ -212,7 +215,7 @@ class SGLangServer:
     def _tell_bug(self, keeper: asyncio.Task[StaysDown]) -> None:
         """What must not happen is at least said: from here on nobody watches the server."""
         if not keeper.cancelled() and (exc := keeper.exception()) is not None:
-            self._on_event(f"the server at {self.base_url} is not watched any more: {exc!r}")
+            self._on_trouble(f"the server at {self.base_url} is not watched any more: {exc!r}")
 
     async def _kill(self) -> None:
         if self._server is not None:

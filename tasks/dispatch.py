@@ -40,6 +40,10 @@ class OutageError(RuntimeError):
     """No server gave a good answer for too long; what was generated is kept."""
 
 
+class ServersGoneError(OutageError):
+    """No server is there, and none will come back by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchRules:
     """How prompts are asked and when one is given up.
@@ -70,7 +74,10 @@ class DispatchCounts:
 
 
 class Dispatcher:
-    """Generates for one dataset until its budget is reached or its prompts ran out."""
+    """Generates for one dataset until its budget is reached or its prompts ran out.
+
+    `find_end` is asked while no server is up: why none will come back, or None.
+    """
 
     def __init__(
         self,
@@ -83,6 +90,7 @@ class Dispatcher:
         rules: DispatchRules,
         on_turn_over: Callable[[], None] = lambda: None,
         shares_window: bool = True,
+        find_end: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
@@ -92,6 +100,7 @@ class Dispatcher:
         self._rules = rules
         self._on_turn_over = on_turn_over
         self._shares_window = shares_window
+        self._find_end = find_end
         self._clock = clock
         self._wake = asyncio.Event()
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
@@ -122,7 +131,7 @@ class Dispatcher:
         """Dispatch until done, then drain.
 
         Raises:
-            OutageError: no server for outage_timeout_s.
+            OutageError: no server for outage_timeout_s, or none that will come back.
             ServerMisconfigured: no prompt can succeed.
             AppendError: a row could not be written.
         """
@@ -388,6 +397,10 @@ class Dispatcher:
         Silence is measured from failure to failure: a long answer on its way is none. An outage that began
         before this dataset or this retry of it counts from here: each gets the whole time-out.
         """
+        if not self._pool.is_up and self._stop is None and (why := self._find_end()) is not None:
+            self._stop = ServersGoneError(
+                f"{why}; everything generated is kept, and the same command goes on from here"
+            )
         down_s = max(min(self._pool.down_for_s, self._clock() - self._started_s), self._silent_s)
         if down_s > self._rules.outage_timeout_s and self._stop is None:
             self._stop = OutageError(

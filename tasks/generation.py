@@ -56,7 +56,8 @@ class Resources:
     """What the datasets of one run share: servers, window, renderer, threads, and whose turn it is.
 
     `turn` bounds how many datasets begin at the same time; a dataset gives it up when it can no longer fill
-    the window, be it one lane of it, so that the next one fills it meanwhile.
+    the window, be it one lane of it, so that the next one fills it meanwhile. `find_end` says why no server
+    will come back, None where one may.
     """
 
     pool: ServerPool
@@ -64,6 +65,7 @@ class Resources:
     renderer: Renderer
     context_length: int | None
     turn: Turn
+    find_end: Callable[[], str | None] = lambda: None
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "render"))
 
 
@@ -288,6 +290,7 @@ class _Run:
             rules=self._rules.dispatch,
             on_turn_over=on_turn_over,
             shares_window=resources.turn.shares_window,
+            find_end=resources.find_end,
         )
 
     async def _keep_checkpoints(self) -> None:

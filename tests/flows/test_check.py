@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from fake_sglang import NOT_A_ROUTERS
 from prefect.client.orchestration import get_client
@@ -315,36 +316,63 @@ def test_what_is_missing_is_said_before_sglang_is_started(launching, tmp_path):
     assert not launching.output_dir.exists()
 
 
-@pytest.mark.prefect
-def test_how_a_server_was_launched_is_recorded_without_secrets(runner, tokenizer_dir):
-    """The profile, the flags, the whole command and the variables; neither key nor token in any file."""
-    key, token = "marker-5f3c9a", "marker-77d1e0"
+def launch_fake(runner, tokenizer_dir, key, **settings):
+    """Let a run launch the fake server; returns its port."""
     sglang = runner.folder / "sglang"  # found beside the interpreter that is named
     fake = Path(__file__).parents[1] / "fake_sglang.py"
     sglang.write_text(
         FAKE_LAUNCHER.format(python=sys.executable, fake=fake, key=key, tokenizer=tokenizer_dir)
     )
     sglang.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     runner.env = {**runner.env, "DRAFTMILL_API_KEY": key, "XDG_RUNTIME_DIR": str(runner.folder / "state")}
     runner.raw["server"] = {
         "mode": "launch",
         "profile": "cpu",
         "python": str(runner.folder / "python"),
         "port": port,
-        "launch_flags": {"trust-remote-code": True, "tp-size": 2, "HF_TOKEN": token},
+        **settings,
     }
+    return port
+
+
+@pytest.mark.prefect
+def test_a_server_that_stays_down_ends_the_run(runner, tokenizer_dir):
+    """Nobody starts it again, so nobody waits for it; what is there is kept, and the next run goes on."""
+    port = launch_fake(runner, tokenizer_dir, "marker-5f3c9a", restarts=0)
+    runner.raw["dataset_retries"] = 2
+    runner.add_dataset("a", prompts=3000)
+    run = runner.start()
+    runner.wait_for_rows("a", 20, run)
+    for process in psutil.process_iter(["cmdline"]):
+        if f"--port {port}" in " ".join(process.info["cmdline"] or []):
+            process.kill()
+    assert run.wait(timeout=200) == 1, runner.log()
+    assert "it stays down, for its 0 restarts are used up" in runner.log()
+    rows = len(runner.rows("a"))
+    assert rows >= 20
+    runner.raw["max_samples"] = rows + 5
+    assert runner.run().returncode == 0
+    assert len({row["id"] for row in runner.rows("a")}) == len(runner.rows("a")) >= rows + 5
+
+
+@pytest.mark.prefect
+def test_how_a_server_was_launched_is_recorded_without_secrets(runner, tokenizer_dir):
+    """The profile, the flags, the whole command and the variables; neither key nor token in any file."""
+    key, token = "marker-5f3c9a", "marker-77d1e0"
+    launch_fake(
+        runner, tokenizer_dir, key,
+        launch_flags={"trust-remote-code": True, "tp-size": 2, "MY_TOKEN": token},
+    )  # fmt: skip
     runner.add_dataset("a", prompts=20)
     done = runner.run("--max-tokens-per-dataset", "300")
     assert done.returncode == 0, done.stderr
     launch = json.loads((runner.output_dir / "run.json").read_text())["details"]["launch"]
     assert (launch["profile"], launch["preset"]) == ("cpu", None)
-    assert launch["launch_flags"] == {"trust-remote-code": True, "tp-size": 2, "HF_TOKEN": "<redacted>"}
-    assert launch["argv"][:4] == [str(sglang), "serve", "--model-path", "fake"]
+    assert launch["launch_flags"] == {"trust-remote-code": True, "tp-size": 2, "MY_TOKEN": "<redacted>"}
+    assert launch["argv"][:4] == [str(runner.folder / "sglang"), "serve", "--model-path", "fake"]
     assert "--trust-remote-code" in launch["argv"]
-    assert launch["env"]["HF_TOKEN"] == "<redacted>"  # noqa: S105  no secret
+    assert launch["env"]["MY_TOKEN"] == "<redacted>"  # noqa: S105  no secret
     files = [path.read_bytes() for path in runner.output_dir.rglob("*") if path.is_file()]
     assert not any(secret.encode() in content for content in files for secret in (key, token))
 

@@ -88,7 +88,7 @@ def test_bad_input_ends_with_2_and_says_what_to_write(serve, flags, words):
 
 def test_explain_gives_a_reason_for_everything(serve):
     """A paragraph first, then every flag and variable; what was changed is marked, what is used explained."""
-    changes = ("--set", "page-size=64", "--set", "HF_TOKEN=hunter2")
+    changes = ("--set", "page-size=64", "--set", "MY_TOKEN=hunter2")
     done = serve("--profile", "rtx-pro-6000-x8", "--model", "m", *changes, "--explain")
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr

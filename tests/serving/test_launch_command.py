@@ -334,3 +334,17 @@ def test_an_interpreter_without_sglang_is_found_before_the_start(tmp_path):
     (tmp_path / "sglang/__init__.py").touch()
     check_installed([*find_install(Path(sys.executable)).launcher], {"PYTHONPATH": str(tmp_path)})
     check_installed(["true", "serve"], {})
+
+
+@pytest.mark.parametrize("name", ["DRAFTMILL_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_secret_that_is_handed_on_anyway_is_no_setting(name):
+    """On a command line or in a stored parameter others could read it, and the key would not be SGLang's."""
+    with pytest.raises(LaunchRefused, match=f"{name}: set it in draftmill's own environment") as caught:
+        build_command(load_profile("cpu"), model="m", overrides={name: "marker-secret"})
+    assert "marker" not in str(caught.value)
+
+
+def test_a_folder_is_no_interpreter(tmp_path):
+    """The message says what is in it."""
+    with pytest.raises(LaunchRefused, match=re.escape(f"{tmp_path} is a folder")):
+        find_install(tmp_path)

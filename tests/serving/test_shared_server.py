@@ -9,7 +9,14 @@ import time
 
 import pytest
 
-from serving.shared_server import OWNER, ServerElsewhereError, share_server
+from serving.shared_server import (
+    OWNER,
+    ServerElsewhereError,
+    ServerGoneError,
+    find_failure,
+    give_up_server,
+    share_server,
+)
 
 
 class Servers:
@@ -144,5 +151,27 @@ def test_a_server_of_another_machine_is_named(tmp_path):
             with pytest.raises(ServerElsewhereError, match="started on far-away"):
                 async with share_server(tmp_path, servers.start):
                     pass
+
+    asyncio.run(body())
+
+
+def test_a_server_that_is_given_up_is_known_to_all_until_its_users_have_gone(tmp_path):
+    """Those who use it are told, no new one waits for it, and the next one after them starts it again."""
+    servers = Servers()
+
+    async def body():
+        owner, entered, ends = start_user(tmp_path, servers)
+        await entered.wait()
+        assert find_failure(tmp_path) is None
+        give_up_server(tmp_path, "it died too often")
+        assert find_failure(tmp_path) == "it died too often"
+        with pytest.raises(ServerGoneError, match="it died too often"):
+            async with share_server(tmp_path, servers.start):
+                pytest.fail("nothing is there")
+        ends.set()
+        await owner
+        assert find_failure(tmp_path) is None
+        async with share_server(tmp_path, servers.start):
+            assert len(servers.ports) == 2
 
     asyncio.run(body())
