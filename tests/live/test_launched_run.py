@@ -55,18 +55,38 @@ def find_scheduler(process):
     return scheduler
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_starts_its_server_and_gets_over_its_end(launched, number):
-    """Each prompt once, exit 0, and no process of it is left."""
+def find_parent(process):
+    """The one that started all the others."""
+    family = find_family(process)
+    [parent] = [one for one in family if one.parent() not in family and "guardian" not in str(one.cmdline())]
+    return parent
+
+
+@pytest.mark.parametrize(
+    ("find", "number"),
+    [
+        (find_scheduler, None),
+        (find_scheduler, signal.SIGKILL),
+        (find_scheduler, signal.SIGSTOP),
+        (find_parent, signal.SIGKILL),
+    ],
+)
+def test_a_run_starts_its_server_and_gets_over_its_end(launched, find, number):
+    """Each prompt once, exit 0, no process of it is left, and the key is in no file of the folder."""
+    key = "marker-4711-of-the-server"
+    launched.env = {**launched.env, "DRAFTMILL_API_KEY": key}
     process = launched.start()
     launched.wait_for_rows("a", 20, process, timeout=900)
     family = find_family(process)
     assert family
     if number is not None:
-        find_scheduler(process).send_signal(number)
+        find(process).send_signal(number)
     assert process.wait(1500) == 0, launched.log()
     ids = [row["id"] for row in launched.rows("a")]
     assert len(ids) == len(set(ids)) == PROMPTS
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
+    files = [path for path in launched.output_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if key.encode() in path.read_bytes()]
+    assert key not in launched.log()
     assert (number is None) == ("starting it again" not in launched.log())
