@@ -260,6 +260,9 @@ def export(
         int | None,
         typer.Option(min=0, help="Ids of the draft model, 0 for no vocab; the run's own when left out."),
     ] = None,
+    drop_duplicates: Annotated[
+        bool | None, typer.Option(help="Leave out rows equal to an earlier one; the run's own when left out.")
+    ] = None,
     partial: Annotated[bool, typer.Option("--partial", help="Take incomplete datasets too.")] = False,
 ) -> None:
     """Write the training data again from what is on disk; nothing when it is there already. Starts nothing.
@@ -281,6 +284,7 @@ def export(
             seed=seed,
             formats=_split_formats(formats),
             draft_vocab_size=draft_vocab_size,
+            drop_duplicates=drop_duplicates,
             partial=partial,
         )
         report = check_exported(export_datasets(output_dir, found, rules), output_dir)

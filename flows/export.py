@@ -25,6 +25,7 @@ async def export_run_data(
     seed: int | None = None,
     formats: list[ExportFormat] | None = None,
     draft_vocab_size: Annotated[int | None, Field(ge=0)] = None,
+    drop_duplicates: bool | None = None,
     partial: bool = False,
 ) -> ExportReport:
     """Count what is on disk of a run, then write its training data again from that.
@@ -35,6 +36,7 @@ async def export_run_data(
         seed: Of the train/eval split; empty is the run's own.
         formats: Of parquet, jsonl, arrow and vocab; empty is the run's own.
         draft_vocab_size: How many ids the draft model has, 0 for no vocabulary; empty is the run's own.
+        drop_duplicates: Leave out rows with the ids and the mask of an earlier row; empty is the run's own.
         partial: Export datasets that have not reached their budget too.
 
     Raises:
@@ -51,6 +53,7 @@ async def export_run_data(
         seed=seed,
         formats=formats,
         draft_vocab_size=draft_vocab_size,
+        drop_duplicates=drop_duplicates,
         partial=partial,
     )
     stats = await aggregate_stats(folder, plans)

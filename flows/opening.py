@@ -191,6 +191,7 @@ def to_export_rules(parameters: RunParameters) -> ExportRules:
         seed=parameters.seed,
         formats=export.formats,
         draft_vocab_size=export.draft_vocab_size,
+        drop_duplicates=export.drop_duplicates,
         partial=export.partial,
     )
 

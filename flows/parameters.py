@@ -260,6 +260,8 @@ class Export(_Section):
     load_from_disk folder (speculators). vocab: the draft vocabulary, by how often the target says each id."""
     draft_vocab_size: int | None = Field(32000, ge=1)
     """How many ids the draft model has, at most the target's; empty leaves the vocabulary out."""
+    drop_duplicates: bool = False
+    """Leave out rows that have the token ids and the mask of an earlier row, of whatever dataset."""
     partial: bool = False
     """Export datasets that have not reached their budget too."""
 

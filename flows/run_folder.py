@@ -6,6 +6,8 @@ nothing is written, and no lock is held.
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import UnionType
+from typing import Any
 
 from flows.parameters import Export
 from tasks.core.export_files import ExportError
@@ -22,6 +24,7 @@ def read_export_rules(
     seed: int | None,
     formats: Sequence[str] | None = None,
     draft_vocab_size: int | None = None,
+    drop_duplicates: bool | None = None,
     partial: bool,
 ) -> ExportRules:
     """The rules that a run exports by; None is the run's own, and a draft_vocab_size of 0 is none.
@@ -33,16 +36,14 @@ def read_export_rules(
     run["details"].setdefault("export", {})
     own = read_setting(output_dir, run, "details", "export", kind=dict)
     run["details"]["export"] = {**Export().model_dump(), **own}
-    if eval_fraction is None:
-        eval_fraction = read_setting(output_dir, run, "details", "export", "eval_fraction", kind=int | float)
+
+    def choose(given: Any, name: str, kind: type | UnionType) -> Any:
+        return read_setting(output_dir, run, "details", "export", name, kind=kind) if given is None else given
+
     if seed is None:
         seed = read_setting(output_dir, run, "fingerprint", "seed", kind=int)
-    if formats is None:
-        formats = read_setting(output_dir, run, "details", "export", "formats", kind=list)
-    if draft_vocab_size is None:
-        draft_vocab_size = read_setting(
-            output_dir, run, "details", "export", "draft_vocab_size", kind=int | None
-        )
+    formats = choose(formats, "formats", list)
+    draft_vocab_size = choose(draft_vocab_size, "draft_vocab_size", int | None)
     target_vocab_size = run["details"].get("target_vocab_size")
     if "vocab" in formats and draft_vocab_size and isinstance(target_vocab_size, int):
         try:
@@ -50,10 +51,11 @@ def read_export_rules(
         except ValueError as exc:
             raise RunFolderError(f"{output_dir}: {exc}") from exc
     return ExportRules(
-        eval_fraction=eval_fraction,
-        seed=seed,
-        formats=formats,
+        eval_fraction=choose(eval_fraction, "eval_fraction", int | float),
+        seed=int(seed or 0),
+        formats=list(formats or []),
         draft_vocab_size=draft_vocab_size or None,
+        drop_duplicates=choose(drop_duplicates, "drop_duplicates", bool),
         partial=partial,
     )
 

@@ -34,6 +34,7 @@ class ExportRules:
     seed: int
     formats: Collection[str]
     draft_vocab_size: int | None = None
+    drop_duplicates: bool = False
     partial: bool = False
 
 
@@ -65,6 +66,7 @@ def export_datasets(
         seed=rules.seed,
         formats=rules.formats,
         draft_vocab_size=rules.draft_vocab_size,
+        drop_duplicates=rules.drop_duplicates,
         target=_read_target(output_dir, run),
         provenance={key: run[key] for key in ("fingerprint", "accepted_changes") if key in run},
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.core.export_arrow import TOKENS_PER_SHARD, ArrowSink
 from tasks.core.export_configs import Target, write_configs
+from tasks.core.export_duplicates import ExactDuplicates
 from tasks.core.export_files import (
     TOKENS_PER_GROUP,
     Batcher,
@@ -58,6 +59,7 @@ def export_run(
     formats: Collection[str],
     provenance: Mapping[str, Any],
     draft_vocab_size: int | None = None,
+    drop_duplicates: bool = False,
     target: Target | None = None,
     rows_per_file: int | None = None,
     tokens_per_group: int = TOKENS_PER_GROUP,
@@ -74,6 +76,7 @@ def export_run(
         formats: of FORMATS.
         provenance: JSON-able, goes into the manifest as it is.
         draft_vocab_size: of the format vocab; None leaves that out.
+        drop_duplicates: leave out rows with the ids and the mask of an earlier row.
         target: the model that the data is of; without its vocab_size the format vocab is left out.
         rows_per_file: starts another Parquet file after so many rows of a split.
         tokens_per_group: bounds a Parquet row group and an Arrow batch, and with them the memory.
@@ -89,6 +92,7 @@ def export_run(
         seed=seed,
         formats=tuple(name for name in FORMATS if name in formats),
         draft_vocab_size=draft_vocab_size,
+        drop_duplicates=drop_duplicates,
         rows_per_file=rows_per_file,
         tokens_per_group=tokens_per_group,
         tokens_per_shard=tokens_per_shard,
@@ -109,7 +113,8 @@ def export_run(
             files=[],
             key=key,
         )
-        rows = read_export_rows(datasets, digests, report.datasets)
+        exact = ExactDuplicates() if drop_duplicates else None
+        rows = read_export_rows(datasets, digests, report.datasets, exact=exact)
         with fill_folder(out_dir) as folder:
             _write_rows(folder, report, rules, target, rows, on_rows)
             _check_sums(report, rules.formats)

@@ -27,6 +27,7 @@ class Rules:
     seed: int
     formats: tuple[str, ...]
     draft_vocab_size: int | None
+    drop_duplicates: bool
     rows_per_file: int | None
     tokens_per_group: int
     tokens_per_shard: int

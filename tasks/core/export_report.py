@@ -17,7 +17,7 @@ from tasks.core.masks import Sample
 from tasks.core.split import SPLITS, Split
 
 MANIFEST = "manifest.json"
-EXPORT_FORMAT = 2  # raise it when the same rows give other bytes
+EXPORT_FORMAT = 3  # raise it when the same rows give other bytes
 LENGTH_LIMITS = (2048, 4096, 8192, 16384, 32768)
 
 
@@ -41,7 +41,8 @@ class DatasetCount:
     """What was exported of a dataset and what was not.
 
     `skipped` counts lines by reason; "torn_last_line" is one that was not whole. `duplicates` are further
-    rows of an (id, turn). `source_bytes` is how much of the log was read and `source_sha256` its hash, None
+    rows of an (id, turn), `exact_duplicates` those left out for having the ids and the mask of an earlier
+    row of any dataset. `source_bytes` is how much of the log was read and `source_sha256` its hash, None
     when there was no log.
     """
 
@@ -52,6 +53,7 @@ class DatasetCount:
     source_sha256: str | None = None
     exported: Totals = field(default_factory=Totals)
     duplicates: int = 0
+    exact_duplicates: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
 
@@ -171,6 +173,7 @@ def _describe(count: DatasetCount) -> dict[str, Any]:
         "source_sha256": count.source_sha256,
         **asdict(count.exported),
         "duplicates": count.duplicates,
+        "exact_duplicates": count.exact_duplicates,
         "skipped": dict(count.skipped),
     }
 
@@ -208,14 +211,17 @@ def _counts_section(report: ExportReport) -> str:
             f"{count.exported.tokens:,}",
             f"{count.exported.loss_tokens:,}",
             f"{count.duplicates:,}",
+            f"{count.exact_duplicates:,}",
             ", ".join(f"{reason} {n:,}" for reason, n in sorted(count.skipped.items())),
         )
         for count in report.datasets
     ]
     total = report.total
-    rows.append(("total", "", f"{total.rows:,}", f"{total.tokens:,}", f"{total.loss_tokens:,}", "", ""))
-    header = ("dataset", "status", "rows", "tokens", "loss tokens", "duplicates", "skipped")
-    return "## Counts\n\n" + _table(header, rows)
+    rows.append(("total", "", f"{total.rows:,}", f"{total.tokens:,}", f"{total.loss_tokens:,}", "", "", ""))
+    header = (
+        "dataset", "status", "rows", "tokens", "loss tokens", "duplicates", "exact duplicates", "skipped"
+    )  # fmt: skip
+    return "## Counts\n\n" + _table(header, rows) + "\n" + _COUNTS_NOTE
 
 
 def _vocab_section(report: ExportReport) -> str:
@@ -258,6 +264,10 @@ _INTRODUCTION = """\
 Written by draftmill. A row is one generation: `input_ids` are the ids the target model saw, followed by the
 ids it produced; `loss_mask` is 1 exactly on the produced ids, the stop token included. Nothing is shifted,
 cut or added. `manifest.json` has the hashes and the provenance.
+"""
+_COUNTS_NOTE = """\
+Duplicates are further rows of one id and turn. Exact duplicates have the ids and the mask of an earlier row;
+they are left out only where that was asked for (`drop_duplicates`).
 """
 _SPLIT_LINE = """\
 Split by a hash of the conversation id: seed {seed}, eval fraction {eval_fraction}. The turns of a

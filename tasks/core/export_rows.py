@@ -1,7 +1,7 @@
 """The rows of the datasets' response logs that are exported, and the count of those that are not.
 
-Knows responses and logs; does not know splits or formats. Invariant: rows + duplicates + skipped is every
-line of a log, and only what was hashed is read: a log may grow meanwhile.
+Knows responses and logs; does not know splits or formats. Invariant: rows + duplicates + exact duplicates +
+skipped is every generation of a log, and only what was hashed is read: a log may grow meanwhile.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import orjson
 
+from tasks.core.export_duplicates import ExactDuplicates
 from tasks.core.export_files import ExportRow
 from tasks.core.export_report import DatasetCount
 from tasks.core.fast_responses import ResponseReader
@@ -65,16 +66,25 @@ def hash_log(path: Path) -> LogDigest | None:
 
 
 def read_export_rows(
-    datasets: Sequence[ExportDataset], digests: Sequence[LogDigest | None], counts: Sequence[DatasetCount]
+    datasets: Sequence[ExportDataset],
+    digests: Sequence[LogDigest | None],
+    counts: Sequence[DatasetCount],
+    *,
+    exact: ExactDuplicates | None = None,
 ) -> Iterator[ExportRow]:
-    """The exportable rows of all logs as far as they were hashed; everything else is counted."""
+    """The exportable rows of all logs as far as they were hashed; everything else is counted.
+
+    With `exact` a row that is like an earlier one of any dataset is left out.
+    """
     for dataset, digest, count in zip(datasets, digests, counts, strict=True):
         if digest is not None:
             count.source_bytes, count.source_sha256 = digest.bytes, digest.sha256
-            yield from _read_rows(dataset.folder / RESPONSES, digest, count)
+            yield from _read_rows(dataset.folder / RESPONSES, digest, count, exact)
 
 
-def _read_rows(path: Path, digest: LogDigest, count: DatasetCount) -> Iterator[ExportRow]:
+def _read_rows(
+    path: Path, digest: LogDigest, count: DatasetCount, exact: ExactDuplicates | None
+) -> Iterator[ExportRow]:
     """Holds the ids, about 100 bytes a row."""
     seen: set[str | tuple[str, int]] = set()
     reader = ResponseReader()
@@ -91,12 +101,14 @@ def _read_rows(path: Path, digest: LogDigest, count: DatasetCount) -> Iterator[E
             count.duplicates += 1
             continue
         seen.add(key)
-        yield from _take_samples(response, count)
+        yield from _take_samples(response, count, exact)
     if digest.is_torn:
         count.skipped["torn_last_line"] += 1
 
 
-def _take_samples(response: Response, count: DatasetCount) -> Iterator[ExportRow]:
+def _take_samples(
+    response: Response, count: DatasetCount, exact: ExactDuplicates | None
+) -> Iterator[ExportRow]:
     try:
         samples = samples_from_response(response)
     except NotTokenExact as exc:
@@ -105,6 +117,8 @@ def _take_samples(response: Response, count: DatasetCount) -> Iterator[ExportRow
     for sample in samples:
         if is_empty_answer(sample.n_loss, sample.finish_reason):
             count.skipped["empty_answer"] += 1
+        elif exact is not None and not exact.is_new(sample):
+            count.exact_duplicates += 1
         else:
             count.exported.add(sample)
             yield _to_export_row(response, sample, count.name)

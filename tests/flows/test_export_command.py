@@ -54,6 +54,16 @@ def test_formats_and_the_size_of_the_vocabulary_can_be_named(run_folder):
     assert not (run_folder / "export" / "vocab").exists()
 
 
+def test_equal_rows_can_be_dropped(run_folder):
+    """By a flag, or by the run's own setting, which the other flag turns off."""
+    assert call(run_folder, "--drop-duplicates").stdout.startswith("1 rows")
+    run = json.loads((run_folder / "run.json").read_text())
+    run["details"]["export"]["drop_duplicates"] = True
+    (run_folder / "run.json").write_text(json.dumps(run))
+    assert "(unchanged)" in call(run_folder).stdout
+    assert call(run_folder, "--no-drop-duplicates").stdout.startswith("9 rows")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

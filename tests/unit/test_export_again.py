@@ -49,6 +49,7 @@ def test_an_unchanged_export_is_not_written_again(tmp_path):
         {"eval_fraction": 0.3},
         {"formats": ("parquet", "jsonl", "vocab")},
         {"draft_vocab_size": 7},
+        {"drop_duplicates": True},
         {"target": Target("m", vocab_size=21)},
         {"target": Target("n", vocab_size=20)},
         {"rows_per_file": 5},
