@@ -13,7 +13,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from flows.parameters import DatasetSettings, RunParameters
+from flows.parameters import DatasetSettings, Export, RunParameters
+from tasks.core.contamination import EvalSetError, describe_files
 from tasks.core.sources import SourceError, make_absolute, resolve_source
 
 CATALOG = Path(__file__).resolve().parent.parent / "datasets.toml"
@@ -42,6 +43,12 @@ def read_param_file(path: Path) -> dict[str, Any]:
     for dataset in _spelled_out(data):
         if isinstance(dataset.get("source"), str):
             dataset["source"] = make_absolute(dataset["source"], base=path.resolve().parent)
+    export = data.get("export")
+    if isinstance(export, dict) and isinstance(export.get("decontaminate"), list):
+        export["decontaminate"] = [
+            make_absolute(one, base=path.resolve().parent) if isinstance(one, str) else one
+            for one in export["decontaminate"]
+        ]
     return data
 
 
@@ -97,10 +104,10 @@ def build_parameters(raw: Mapping[str, Any]) -> RunParameters:
 
 
 def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -> RunParameters:
-    """Replace catalog names by their datasets and check every source.
+    """Replace catalog names by their datasets and check every source and evaluation set.
 
     Raises:
-        InputError: an unknown name, a missing source.
+        InputError: an unknown name, a missing source or evaluation set.
     """
     known = _read_catalog(catalog)
     datasets: list[str | DatasetSettings] = []
@@ -111,7 +118,17 @@ def complete_parameters(parameters: RunParameters, *, catalog: Path = CATALOG) -
     for entry, dataset in zip(parameters.datasets, datasets, strict=True):
         if isinstance(dataset, DatasetSettings):
             _check_dataset(dataset, catalog if isinstance(entry, str) else None)
-    return parameters.model_copy(update={"datasets": datasets})
+    return parameters.model_copy(update={"datasets": datasets, "export": _complete_export(parameters.export)})
+
+
+def _complete_export(export: Export) -> Export:
+    """With absolute paths: an export is repeated from run.json, in whatever folder."""
+    paths = [make_absolute(path, base=Path.cwd()) for path in export.decontaminate]
+    try:
+        describe_files([Path(path) for path in paths])
+    except EvalSetError as exc:
+        raise InputError(f"export.{exc}") from exc
+    return export.model_copy(update={"decontaminate": paths})
 
 
 def list_datasets(parameters: RunParameters) -> list[DatasetSettings]:

@@ -263,6 +263,17 @@ def export(
     drop_duplicates: Annotated[
         bool | None, typer.Option(help="Leave out rows equal to an earlier one; the run's own when left out.")
     ] = None,
+    decontaminate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Leave out rows that share 13 words in a row with this evaluation set. Repeat it for "
+            "several; the run's own when left out.",
+        ),
+    ] = None,
+    no_decontaminate: Annotated[
+        bool, typer.Option("--no-decontaminate", help="Compare with no evaluation set, not the run's either.")
+    ] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Take incomplete datasets too.")] = False,
 ) -> None:
     """Write the training data again from what is on disk; nothing when it is there already. Starts nothing.
@@ -270,7 +281,7 @@ def export(
     Example: draftmill export data/kimi-k25 --formats arrow,vocab --draft-vocab-size 16000
     """
     from flows.run_folder import check_exported, read_export_rules
-    from tasks.core.export_files import ExportError
+    from tasks.core.export_files import ExportError, ExportInputError
     from tasks.core.report import write_report
     from tasks.core.run_file import RunFolderError
     from tasks.export import export_datasets
@@ -285,11 +296,12 @@ def export(
             formats=_split_formats(formats),
             draft_vocab_size=draft_vocab_size,
             drop_duplicates=drop_duplicates,
+            decontaminate=[] if no_decontaminate else decontaminate or None,
             partial=partial,
         )
         report = check_exported(export_datasets(output_dir, found, rules), output_dir)
         write_report(output_dir, found)
-    except RunFolderError as exc:
+    except (RunFolderError, ExportInputError) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     except ExportError as exc:
         fail(str(exc), EXIT_FAILED)

@@ -26,6 +26,7 @@ async def export_run_data(
     formats: list[ExportFormat] | None = None,
     draft_vocab_size: Annotated[int | None, Field(ge=0)] = None,
     drop_duplicates: bool | None = None,
+    decontaminate: list[str] | None = None,
     partial: bool = False,
 ) -> ExportReport:
     """Count what is on disk of a run, then write its training data again from that.
@@ -37,10 +38,12 @@ async def export_run_data(
         formats: Of parquet, jsonl, arrow and vocab; empty is the run's own.
         draft_vocab_size: How many ids the draft model has, 0 for no vocabulary; empty is the run's own.
         drop_duplicates: Leave out rows with the ids and the mask of an earlier row; empty is the run's own.
+        decontaminate: Files of evaluation sets to leave the rows of out; empty is the run's own.
         partial: Export datasets that have not reached their budget too.
 
     Raises:
         RunFolderError: the folder is not one of a run, or cannot be written to.
+        ExportInputError: an evaluation set cannot be read.
         ExportError: no dataset is complete, or another export is being written.
     """
     show_our_logs()
@@ -54,6 +57,7 @@ async def export_run_data(
         formats=formats,
         draft_vocab_size=draft_vocab_size,
         drop_duplicates=drop_duplicates,
+        decontaminate=decontaminate,
         partial=partial,
     )
     stats = await aggregate_stats(folder, plans)

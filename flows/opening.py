@@ -192,6 +192,7 @@ def to_export_rules(parameters: RunParameters) -> ExportRules:
         formats=export.formats,
         draft_vocab_size=export.draft_vocab_size,
         drop_duplicates=export.drop_duplicates,
+        decontaminate=export.decontaminate,
         partial=export.partial,
     )
 

@@ -262,6 +262,9 @@ class Export(_Section):
     """How many ids the draft model has, at most the target's; empty leaves the vocabulary out."""
     drop_duplicates: bool = False
     """Leave out rows that have the token ids and the mask of an earlier row, of whatever dataset."""
+    decontaminate: list[str] = []
+    """Files of evaluation sets (.jsonl, .json, .parquet, .txt by lines): rows with 13 words in a row that are
+    in one of their texts are left out. A relative path starts in the parameter file's folder."""
     partial: bool = False
     """Export datasets that have not reached their budget too."""
 

@@ -6,12 +6,15 @@ fields, never at a message.
 
 from flows.catalog import InputError
 from serving.errors import ServingError
+from tasks.core.export_files import ExportInputError
 from tasks.core.prepare import EmptyDatasetError
 from tasks.core.run_file import RunFolderError
 from tasks.core.sources import SourceError
 from tasks.preflight import PreflightError
 
-_REFUSALS = (InputError, RunFolderError, PreflightError, SourceError, EmptyDatasetError)
+_REFUSALS = (
+    InputError, RunFolderError, PreflightError, SourceError, EmptyDatasetError, ExportInputError
+)  # fmt: skip
 
 
 def needs_change(failure: object) -> bool:

@@ -25,6 +25,7 @@ def read_export_rules(
     formats: Sequence[str] | None = None,
     draft_vocab_size: int | None = None,
     drop_duplicates: bool | None = None,
+    decontaminate: Sequence[str] | None = None,
     partial: bool,
 ) -> ExportRules:
     """The rules that a run exports by; None is the run's own, and a draft_vocab_size of 0 is none.
@@ -56,6 +57,7 @@ def read_export_rules(
         formats=list(formats or []),
         draft_vocab_size=draft_vocab_size or None,
         drop_duplicates=choose(drop_duplicates, "drop_duplicates", bool),
+        decontaminate=choose(decontaminate, "decontaminate", list),
         partial=partial,
     )
 

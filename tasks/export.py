@@ -35,6 +35,7 @@ class ExportRules:
     formats: Collection[str]
     draft_vocab_size: int | None = None
     drop_duplicates: bool = False
+    decontaminate: Sequence[str] = ()
     partial: bool = False
 
 
@@ -67,6 +68,7 @@ def export_datasets(
         formats=rules.formats,
         draft_vocab_size=rules.draft_vocab_size,
         drop_duplicates=rules.drop_duplicates,
+        decontaminate=[Path(path).expanduser() for path in rules.decontaminate],
         target=_read_target(output_dir, run),
         provenance={key: run[key] for key in ("fingerprint", "accepted_changes") if key in run},
     )

@@ -35,6 +35,11 @@ def dataset(root, responses, name="d", tail=b""):
     return ExportDataset(name, folder, "complete")
 
 
+def write_prompts(source, prompts):
+    """What was asked, beside the answers."""
+    (source.folder / "prompts.jsonl").write_bytes(b"".join(prompt.to_line() for prompt in prompts))
+
+
 def export(root, datasets, **options):
     """An export of both tabular formats unless told otherwise."""
     defaults = {"eval_fraction": 0.0, "seed": 0, "formats": BOTH, "provenance": {"model": "m"}}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.core.contamination import EvalFile, EvalIndex, EvalSetError, describe_files
 from tasks.core.export_arrow import TOKENS_PER_SHARD, ArrowSink
 from tasks.core.export_configs import Target, write_configs
 from tasks.core.export_duplicates import ExactDuplicates
@@ -17,6 +18,7 @@ from tasks.core.export_files import (
     TOKENS_PER_GROUP,
     Batcher,
     ExportError,
+    ExportInputError,
     ExportRow,
     FileEntry,
     RowBatch,
@@ -37,7 +39,7 @@ from tasks.core.export_report import (
     build_manifest,
     read_unchanged,
 )
-from tasks.core.export_rows import ExportDataset, hash_logs, read_export_rows
+from tasks.core.export_rows import ExportDataset, RowFilter, hash_logs, hash_prompts, read_export_rows
 from tasks.core.export_threads import BackgroundSink
 from tasks.core.export_vocab import VocabSink
 from tasks.core.files import dump_json
@@ -60,6 +62,7 @@ def export_run(
     provenance: Mapping[str, Any],
     draft_vocab_size: int | None = None,
     drop_duplicates: bool = False,
+    decontaminate: Sequence[Path] = (),
     target: Target | None = None,
     rows_per_file: int | None = None,
     tokens_per_group: int = TOKENS_PER_GROUP,
@@ -77,6 +80,7 @@ def export_run(
         provenance: JSON-able, goes into the manifest as it is.
         draft_vocab_size: of the format vocab; None leaves that out.
         drop_duplicates: leave out rows with the ids and the mask of an earlier row.
+        decontaminate: evaluation sets; rows that share 13 words in a row with one are left out.
         target: the model that the data is of; without its vocab_size the format vocab is left out.
         rows_per_file: starts another Parquet file after so many rows of a split.
         tokens_per_group: bounds a Parquet row group and an Arrow batch, and with them the memory.
@@ -85,6 +89,7 @@ def export_run(
 
     Raises:
         ValueError: an unknown format, a number out of range, or two datasets of one name.
+        ExportInputError: an evaluation set or the prompts that it is compared with cannot be read.
         ExportError: out_dir may not be replaced, or what was written does not check.
     """
     rules = Rules(
@@ -100,9 +105,13 @@ def export_run(
     target = target or Target()
     _check_arguments(datasets, formats, rules, target)
     _refuse_overlap(datasets, out_dir)
+    with _as_export_error():
+        evals = describe_files(decontaminate)
+        prompts = hash_prompts(datasets) if evals else []
+    provenance = {**provenance, **_describe_evals(evals)}
     with _as_export_error(), hold_folder(out_dir, marker=MANIFEST):
         digests = hash_logs(datasets)
-        key = build_key(rules, target, provenance, datasets, digests)
+        key = build_key(rules, target, provenance, datasets, digests, prompts=prompts)
         if (found := read_unchanged(out_dir, key)) is not None:
             return found
         report = ExportReport(
@@ -113,11 +122,16 @@ def export_run(
             files=[],
             key=key,
         )
-        exact = ExactDuplicates() if drop_duplicates else None
-        rows = read_export_rows(datasets, digests, report.datasets, exact=exact)
+        row_filter = RowFilter(
+            exact=ExactDuplicates() if drop_duplicates else None,
+            evals=EvalIndex.read(decontaminate, evals) if evals else None,
+        )
+        rows = read_export_rows(datasets, digests, report.datasets, row_filter)
         with fill_folder(out_dir) as folder:
             _write_rows(folder, report, rules, target, rows, on_rows)
             _check_sums(report, rules.formats)
+            if row_filter.evals is not None:
+                report.decontamination.update(row_filter.evals.describe())
             vocab_size = report.vocab.get("draft_vocab_size")
             report.files.extend(
                 write_configs(folder, formats=rules.formats, target=target, draft_vocab_size=vocab_size)
@@ -166,6 +180,14 @@ def _as_export_error() -> Iterator[None]:
         yield
     except FolderError as exc:
         raise ExportError(str(exc)) from exc
+    except EvalSetError as exc:
+        raise ExportInputError(str(exc)) from exc
+
+
+def _describe_evals(evals: Sequence[EvalFile]) -> dict[str, Any]:
+    """By name, not by path: the same files elsewhere make the same export."""
+    files = [{"name": file.name, "sha256": file.sha256} for file in evals]
+    return {"decontaminated_against": files} if files else {}
 
 
 def _write_rows(

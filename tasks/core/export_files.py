@@ -28,6 +28,10 @@ class ExportError(RuntimeError):
     """An export that cannot be made or does not check; what was there before is untouched."""
 
 
+class ExportInputError(ExportError):
+    """What it is to be made of is not there, or not what it should be: something has to be changed first."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportRow:
     """A sample with what is exported beside it; `id` is unique in its dataset, `meta` is JSON text."""

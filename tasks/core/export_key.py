@@ -44,8 +44,10 @@ def build_key(
     provenance: Mapping[str, Any],
     datasets: Sequence[ExportDataset],
     digests: Sequence[LogDigest | None],
+    *,
+    prompts: Sequence[str] = (),
 ) -> str:
-    """SHA-256 over all of it."""
+    """SHA-256 over all of it; `prompts` are the digests of prompts.jsonl, where they are read."""
     made_of = {
         "format": EXPORT_FORMAT,
         "versions": {"pyarrow": pa.__version__, "numpy": np.__version__, "torch": find_torch_version()},
@@ -56,5 +58,6 @@ def build_key(
             {"name": one.name, "status": one.status, "kind": one.kind, "log": digest and asdict(digest)}
             for one, digest in zip(datasets, digests, strict=True)
         ],
+        "prompts": list(prompts),
     }
     return hashlib.sha256(dump_json(made_of)).hexdigest()

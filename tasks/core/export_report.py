@@ -81,6 +81,7 @@ class ExportReport:
     """A finished export; both splits are there, also when one has no rows and no file.
 
     `key` is of everything that it was made of. `vocab` describes the draft vocabulary, or has "left_out".
+    `decontamination` is empty where nothing was compared with evaluation sets.
     With `unchanged` the export was there already, and nothing was written.
     """
 
@@ -91,6 +92,7 @@ class ExportReport:
     files: list[FileEntry]
     key: str = ""
     vocab: dict[str, Any] = field(default_factory=dict)
+    decontamination: dict[str, Any] = field(default_factory=dict)
     unchanged: bool = False
 
     @property
@@ -115,6 +117,7 @@ def build_manifest(report: ExportReport, *, split: Mapping[str, Any], provenance
         "provenance": dict(provenance),
         "total": asdict(report.total),
         "vocab": report.vocab,
+        "decontamination": report.decontamination,
     }
 
 
@@ -141,6 +144,7 @@ def _read_report(out_dir: Path, manifest: Mapping[str, Any]) -> ExportReport:
         files=[FileEntry(**one) for one in manifest["files"]],
         key=manifest["key"],
         vocab=manifest["vocab"],
+        decontamination=manifest["decontamination"],
         unchanged=True,
     )
 
@@ -158,6 +162,7 @@ def build_card(report: ExportReport, *, split: Mapping[str, Any]) -> str:
         _vocab_section(report),
         _CONFIGS_SECTION if "configs" in formats else "",
         _counts_section(report),
+        _decontamination_section(report),
         _SPLIT_LINE.format_map(split),
         _lengths_section(report),
     ]
@@ -224,6 +229,21 @@ def _counts_section(report: ExportReport) -> str:
     return "## Counts\n\n" + _table(header, rows) + "\n" + _COUNTS_NOTE
 
 
+def _decontamination_section(report: ExportReport) -> str:
+    if not report.decontamination:
+        return ""
+    rows = [
+        (
+            file["name"],
+            *(f"{file[name]:,}" for name in ("records", "too_short", "ngrams")),
+            ", ".join(f"{name} {n:,}" for name, n in sorted(file["rows"].items())) or "none",
+        )
+        for file in report.decontamination["files"]
+    ]
+    header = ("evaluation set", "records", "too short", "n-grams", "rows left out")
+    return _DECONTAMINATION_SECTION + "\n" + _table(header, rows)
+
+
 def _vocab_section(report: ExportReport) -> str:
     if "draft_vocab_size" not in report.vocab:
         return ""
@@ -268,6 +288,14 @@ cut or added. `manifest.json` has the hashes and the provenance.
 _COUNTS_NOTE = """\
 Duplicates are further rows of one id and turn. Exact duplicates have the ids and the mask of an earlier row;
 they are left out only where that was asked for (`drop_duplicates`).
+"""
+_DECONTAMINATION_SECTION = """\
+## Decontamination
+
+Left out are rows whose prompt or answer has 13 words in a row, lower-cased and split at what is no letter,
+digit or underscore, that are in a text of an evaluation set too (the overlap of Brown et al. 2020, appendix
+C). Records without 13 words in one text are too short to be looked for, and are counted. A row that shares
+words with several sets is counted with each. `prompt_unknown` above are rows whose texts were not found.
 """
 _SPLIT_LINE = """\
 Split by a hash of the conversation id: seed {seed}, eval fraction {eval_fraction}. The turns of a

@@ -4,6 +4,7 @@ Knows responses and logs; does not know splits or formats. Invariant: rows + dup
 skipped is every generation of a log, and only what was hashed is read: a log may grow meanwhile.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import orjson
 
+from tasks.core.contamination import EvalIndex, iter_texts
 from tasks.core.export_duplicates import ExactDuplicates
-from tasks.core.export_files import ExportRow
+from tasks.core.export_files import ExportInputError, ExportRow
 from tasks.core.export_report import DatasetCount
+from tasks.core.export_texts import ConversationReader, Messages
 from tasks.core.fast_responses import ResponseReader
 from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
+from tasks.core.prepare import PROMPTS
 from tasks.core.records import RecordError, Response
 from tasks.core.response_log import RESPONSES, read_lines
+from tasks.core.sources.hash_cache import hash_file
 
 _BLOCK_BYTES = 1 << 22
 
@@ -40,6 +45,19 @@ class LogDigest:
     bytes: int
     sha256: str
     is_torn: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which exact rows are left out: those like an earlier one, those that share words with `evals`."""
+
+    exact: ExactDuplicates | None = None
+    evals: EvalIndex | None = None
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether prompts.jsonl is read too."""
+        return self.evals is not None
 
 
 def hash_logs(datasets: Sequence[ExportDataset]) -> list[LogDigest | None]:
@@ -65,27 +83,42 @@ def hash_log(path: Path) -> LogDigest | None:
     return LogDigest(size, digest.hexdigest(), is_torn=bool(rest))
 
 
+def hash_prompts(datasets: Sequence[ExportDataset]) -> list[str]:
+    """The SHA-256 of each dataset's prompts.jsonl.
+
+    Raises:
+        ExportInputError: one is not there.
+    """
+    try:
+        return [hash_file(dataset.folder / PROMPTS) for dataset in datasets]
+    except OSError as exc:
+        raise ExportInputError(
+            f"{exc.filename} cannot be read ({exc.strerror}), and it has the texts: put it back, or export "
+            "without decontaminate and conversations"
+        ) from exc
+
+
 def read_export_rows(
     datasets: Sequence[ExportDataset],
     digests: Sequence[LogDigest | None],
     counts: Sequence[DatasetCount],
-    *,
-    exact: ExactDuplicates | None = None,
+    row_filter: RowFilter,
 ) -> Iterator[ExportRow]:
-    """The exportable rows of all logs as far as they were hashed; everything else is counted.
-
-    With `exact` a row that is like an earlier one of any dataset is left out.
-    """
+    """The exportable rows of all logs as far as they were hashed; everything else is counted."""
     for dataset, digest, count in zip(datasets, digests, counts, strict=True):
         if digest is not None:
             count.source_bytes, count.source_sha256 = digest.bytes, digest.sha256
-            yield from _read_rows(dataset.folder / RESPONSES, digest, count, exact)
+            with contextlib.ExitStack() as stack:
+                texts = None
+                if row_filter.needs_texts:
+                    texts = stack.enter_context(ConversationReader(dataset.folder))
+                taker = _Taker(count, row_filter, texts)
+                yield from _read_rows(dataset.folder / RESPONSES, digest, taker)
 
 
-def _read_rows(
-    path: Path, digest: LogDigest, count: DatasetCount, exact: ExactDuplicates | None
-) -> Iterator[ExportRow]:
+def _read_rows(path: Path, digest: LogDigest, taker: "_Taker") -> Iterator[ExportRow]:
     """Holds the ids, about 100 bytes a row."""
+    count = taker.count
     seen: set[str | tuple[str, int]] = set()
     reader = ResponseReader()
     for end, line in read_lines(path):
@@ -101,27 +134,49 @@ def _read_rows(
             count.duplicates += 1
             continue
         seen.add(key)
-        yield from _take_samples(response, count, exact)
+        yield from taker.take(response)
     if digest.is_torn:
         count.skipped["torn_last_line"] += 1
 
 
-def _take_samples(
-    response: Response, count: DatasetCount, exact: ExactDuplicates | None
-) -> Iterator[ExportRow]:
-    try:
-        samples = samples_from_response(response)
-    except NotTokenExact as exc:
-        count.skipped[exc.reason] += 1
-        return
-    for sample in samples:
-        if is_empty_answer(sample.n_loss, sample.finish_reason):
-            count.skipped["empty_answer"] += 1
-        elif exact is not None and not exact.is_new(sample):
-            count.exact_duplicates += 1
-        else:
-            count.exported.add(sample)
-            yield _to_export_row(response, sample, count.name)
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    """Takes the rows of one dataset's responses; what is left out is counted."""
+
+    count: DatasetCount
+    row_filter: RowFilter
+    texts: ConversationReader | None
+
+    def take(self, response: Response) -> Iterator[ExportRow]:
+        messages = self.texts.read(response) if self.texts else None  # of all: later turns build on it
+        try:
+            samples = samples_from_response(response)
+        except NotTokenExact as exc:
+            self.count.skipped[exc.reason] += 1
+            return
+        if (why := self._find_contamination(messages)) is not None:
+            self.count.skipped[why] += 1
+            return
+        exact = self.row_filter.exact
+        for sample in samples:
+            if is_empty_answer(sample.n_loss, sample.finish_reason):
+                self.count.skipped["empty_answer"] += 1
+            elif exact is not None and not exact.is_new(sample):
+                self.count.exact_duplicates += 1
+            else:
+                self.count.exported.add(sample)
+                yield _to_export_row(response, sample, self.count.name)
+
+    def _find_contamination(self, messages: Messages | None) -> str | None:
+        """The reason to leave a row out, which is also that its words are not known."""
+        if self.row_filter.evals is None:
+            return None
+        if messages is None:
+            return "prompt_unknown"
+        files = self.row_filter.evals.find(iter_texts(messages))
+        for file in files:
+            file.rows[self.count.name] = file.rows.get(self.count.name, 0) + 1
+        return "contaminated" if files else None
 
 
 def _to_export_row(response: Response, sample: Sample, dataset: str) -> ExportRow:

@@ -6,6 +6,7 @@ import pytest
 from export_support import dataset, response
 from typer.testing import CliRunner
 
+from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
 from flows.cli import app
 from tasks.core.run_file import update_run_file
 from tasks.preflight import check_draft_vocab
@@ -77,6 +78,35 @@ def test_what_cannot_be_exported_is_exit_2(run_folder, flags, message):
     assert done.exit_code == 2
     assert message in done.stderr
     assert not (run_folder / "export").exists()
+
+
+def test_an_evaluation_set_that_is_not_there_is_exit_2(run_folder):
+    """Of the flag or of the run; the run's is left aside by a flag."""
+    run = json.loads((run_folder / "run.json").read_text())
+    run["details"]["export"]["decontaminate"] = [str(run_folder / "gone.jsonl")]
+    (run_folder / "run.json").write_text(json.dumps(run))
+    done = call(run_folder)
+    assert done.exit_code == 2
+    assert "decontaminate: there is no file" in done.stderr
+    assert "gone.jsonl" in done.stderr
+    assert not (run_folder / "export").exists()
+    assert "other.txt" in call(run_folder, "--decontaminate", "other.txt").stderr
+    assert call(run_folder, "--no-decontaminate").exit_code == 0
+
+
+def test_an_evaluation_set_of_a_run_is_looked_for_before_it_starts(tmp_path):
+    """From the parameter file's folder."""
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"prompt": "q"}\n')
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "datasets: [{name: a, source: a.jsonl, adapter: prompt}]\nexport: {decontaminate: [set.txt]}"
+    )
+    parameters = build_parameters(read_param_file(file))
+    with pytest.raises(InputError, match=f"export.decontaminate: there is no file '{tmp_path}/set.txt'"):
+        complete_parameters(parameters)
+    (tmp_path / "set.txt").write_text("a")
+    assert complete_parameters(parameters).export.decontaminate == [str(tmp_path / "set.txt")]
 
 
 def test_a_draft_vocabulary_that_is_too_large_is_refused_before_a_run():

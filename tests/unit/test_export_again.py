@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from export_support import dataset, export, hashes, manifest, response
+from export_support import dataset, export, hashes, manifest, response, write_prompts
 
 from tasks.core import export_key, export_report, export_rows
 from tasks.core.export_configs import Target
+from tasks.core.records import Prompt
 
 OPTIONS = {
     "formats": ("parquet", "jsonl", "arrow", "vocab"),
@@ -38,7 +39,7 @@ def test_an_unchanged_export_is_not_written_again(tmp_path):
     again = export(tmp_path, [source], **OPTIONS)
     assert stamps(tmp_path / "export") == before
     assert (first.unchanged, again.unchanged) == (False, True)
-    for name in ("splits", "datasets", "length_losses", "files", "key", "vocab"):
+    for name in ("splits", "datasets", "length_losses", "files", "key", "vocab", "decontamination"):
         assert getattr(again, name) == getattr(first, name), name
 
 
@@ -63,6 +64,24 @@ def test_other_rules_are_another_export(tmp_path, change):
     source = dataset(tmp_path, rows(20))
     keys = [export(tmp_path, [source], **OPTIONS | options).key for options in ({}, change)]
     assert keys[0] != keys[1] == manifest(tmp_path)["key"]
+
+
+@pytest.mark.parametrize("changed", ["evals", "prompts"])
+def test_other_texts_are_another_export(tmp_path, changed):
+    """Evaluation sets and prompts are in the key by what they hold, not by where they are."""
+    source, evals = dataset(tmp_path, rows(5)), tmp_path / "evals.txt"
+    evals.write_text("a b\n")
+    write_prompts(source, [Prompt(f"r{n}", [{"role": "user", "content": "q"}]) for n in range(5)])
+    first = export(tmp_path, [source], decontaminate=[evals])
+    moved = evals.rename(tmp_path / "d" / "evals.txt")
+    assert export(tmp_path, [source], decontaminate=[moved]).unchanged
+    if changed == "evals":
+        moved.write_text("a c\n")
+    else:
+        write_prompts(source, [Prompt(f"r{n}", [{"role": "user", "content": "p"}]) for n in range(5)])
+    second = export(tmp_path, [source], decontaminate=[moved])
+    assert not second.unchanged
+    assert second.key != first.key
 
 
 @pytest.mark.parametrize("change", ["row", "torn", "status", "pyarrow", "format"])

@@ -1,11 +1,20 @@
 """Rows that are left out of an export because somebody asked for it, each counted."""
 
-from export_support import dataset, export, hashes, manifest, read_parquet, response
+import json
+
+import pytest
+from export_support import dataset, export, hashes, manifest, read_parquet, response, write_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.core.contamination import NGRAM_WORDS, hash_ngrams
 from tasks.core.export_duplicates import ExactDuplicates
+from tasks.core.export_files import ExportInputError
+from tasks.core.export_texts import ConversationReader
 from tasks.core.masks import sample_from_response
+from tasks.core.records import Prompt
+
+WORDS = "One two, three four five six seven eight nine ten eleven-twelve thirteen"
 
 ids = st.lists(st.integers(0, 3), min_size=2, max_size=3)
 
@@ -34,3 +43,117 @@ def test_equal_rows_of_all_datasets_are_dropped_and_counted(tmp_path):
     export(tmp_path, [first, second])
     export(tmp_path, [first, second], drop_duplicates=True)
     assert hashes(tmp_path / "export") == before
+
+
+def user(*texts):
+    return [{"role": "user", "content": text} for text in texts]
+
+
+word = st.sampled_from(["a", "b", "C", "d9", "é"])
+
+
+@given(ours=st.lists(word, max_size=40), theirs=st.lists(word, max_size=40))
+def test_texts_share_a_hash_where_they_share_thirteen_words(ours, theirs):
+    """Whatever their case and what is between the words."""
+
+    def runs(words):
+        lower = [one.lower() for one in words]
+        return {tuple(lower[n : n + NGRAM_WORDS]) for n in range(len(words) - NGRAM_WORDS + 1)}
+
+    found = set(hash_ngrams(", ".join(ours)).tolist()) & set(hash_ngrams(" ".join(theirs).upper()).tolist())
+    assert bool(found) == bool(runs(ours) & runs(theirs))
+    assert len(hash_ngrams(" ".join(ours))) == max(0, len(ours) - NGRAM_WORDS + 1)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Three rows: clean, with words of a set in the prompt, with words of a set in the answer."""
+    source = dataset(tmp_path, [response("clean"), response("prompt"), response("answer", text=WORDS)])
+    write_prompts(
+        source,
+        [
+            Prompt("clean", user("one two three four five six seven eight nine ten eleven twelve")),
+            Prompt("prompt", user("x", f"so: {WORDS.upper()}!")),
+            Prompt("answer", user("count")),
+        ],
+    )
+    return source
+
+
+RECORDS = [{"id": 1, "choices": {"text": ["too short", f"well, {WORDS}"]}}, {"question": "too short"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("set.jsonl", "\n".join(map(json.dumps, RECORDS))),
+        ("set.json", json.dumps(RECORDS, indent=1)),
+        ("set.txt", f"too short\n\n{WORDS}\n"),
+    ],
+)
+def test_rows_with_words_of_an_evaluation_set_are_left_out(tmp_path, asked, name, text):
+    """In the prompt or in the answer; counted for the dataset and for the set, with the set's hash."""
+    (tmp_path / name).write_text(text)
+    (tmp_path / "other.txt").write_text("nothing\n")
+    paths = [tmp_path / "other.txt", tmp_path / name]
+    report = export(tmp_path, [asked], decontaminate=paths)
+    assert [row["id"] for row in read_parquet(tmp_path, "train")] == ["clean"]
+    assert report.datasets[0].skipped == {"contaminated": 2}
+    other, found = manifest(tmp_path)["decontamination"]["files"]
+    assert (other["rows"], found["rows"]) == ({}, {"d": 2})
+    assert (found["name"], found["records"], found["too_short"], found["ngrams"]) == (
+        name,
+        2,
+        1,
+        1 + (name != "set.txt"),
+    )
+    assert manifest(tmp_path)["provenance"]["decontaminated_against"][1] == {
+        "name": name,
+        "sha256": found["sha256"],
+    }
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert f"| {name} | 2 | 1 |" in card
+    assert "contaminated 2" in card
+    assert export(tmp_path, [asked], decontaminate=paths).decontamination == report.decontamination
+
+
+def test_a_row_whose_words_are_not_known_is_left_out_and_counted(tmp_path):
+    """It could be contaminated."""
+    source = dataset(tmp_path, [response("a"), response("b")])
+    write_prompts(source, [Prompt("a", user("q"))])
+    (tmp_path / "set.txt").write_text(WORDS)
+    assert export(tmp_path, [source], decontaminate=[tmp_path / "set.txt"]).datasets[0].skipped == {
+        "prompt_unknown": 1
+    }
+
+
+@pytest.mark.parametrize("missing", ["set", "prompts", "record"])
+def test_what_decontamination_lacks_is_named_and_nothing_is_written(tmp_path, missing):
+    """The set, what was asked, or a record that is none."""
+    source, path = dataset(tmp_path, [response("a")]), tmp_path / "set.jsonl"
+    if missing != "set":
+        path.write_text('{"a":"b"}\n[1]\n' if missing == "record" else "{}\n")
+    if missing != "prompts":
+        write_prompts(source, [Prompt("a", user("q"))])
+    with pytest.raises(ExportInputError, match={"record": "set.jsonl:2"}.get(missing, missing)):
+        export(tmp_path, [source], decontaminate=[path])
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_conversation_has_the_targets_own_answers(tmp_path):
+    """In the order of the log, without their thoughts; a turn after one that is not there has none."""
+    answered = [
+        response("c", text="<think>hm</think>first"),
+        response("e", turn=1),
+        response("c", turn=1, text="second"),
+    ]
+    source = dataset(tmp_path, answered)
+    messages = [*user("1"), {"role": "assistant", "content": "row"}, *user("2")]
+    each = {"answer_after": [1, 3], "own_history": True}
+    write_prompts(source, [Prompt("c", messages, **each), Prompt("e", messages, **each)])
+    with ConversationReader(source.folder) as reader:
+        first, unknown, second = map(reader.read, answered)
+        assert not reader._answers
+    assert [one["content"] for one in first] == ["1", "<think>hm</think>first"]
+    assert unknown is None
+    assert [one["content"] for one in second] == ["1", "first", "2", "second"]
