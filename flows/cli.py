@@ -253,7 +253,8 @@ def export(
     formats: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="Of parquet, jsonl, arrow, vocab, with commas; the run's own when left out."
+            metavar="NAMES",
+            help="Of parquet, jsonl, arrow, vocab, conversations, with commas; the run's own when left out.",
         ),
     ] = None,
     draft_vocab_size: Annotated[

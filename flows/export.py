@@ -35,7 +35,7 @@ async def export_run_data(
         output_dir: The folder of a run; a relative one starts in the folder that the flow runs in.
         eval_fraction: Share of conversations held out for evaluation; empty is the run's own.
         seed: Of the train/eval split; empty is the run's own.
-        formats: Of parquet, jsonl, arrow and vocab; empty is the run's own.
+        formats: Of parquet, jsonl, arrow, vocab and conversations; empty is the run's own.
         draft_vocab_size: How many ids the draft model has, 0 for no vocabulary; empty is the run's own.
         drop_duplicates: Leave out rows with the ids and the mask of an earlier row; empty is the run's own.
         decontaminate: Files of evaluation sets to leave the rows of out; empty is the run's own.

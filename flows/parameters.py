@@ -35,7 +35,7 @@ AdapterName = Literal[  # spelled out: a form's choices
     "text",
     "ultrachat",
 ]
-ExportFormat = Literal["parquet", "jsonl", "arrow", "vocab"]
+ExportFormat = Literal["parquet", "jsonl", "arrow", "vocab", "conversations"]
 # In the form's schema too, which Prefect's server checks before there is a run; the sentences are ours.
 BaseUrl = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^https?://"})]
 _NAMES_OF_OURS = (
@@ -257,7 +257,8 @@ class Export(_Section):
     """Share of conversations held out for evaluation."""
     formats: list[ExportFormat] = ["parquet", "jsonl", "arrow", "vocab"]
     """parquet: with all columns. jsonl: id, input_ids and loss_mask only (SpecForge, speculators). arrow: a
-    load_from_disk folder (speculators). vocab: the draft vocabulary, by how often the target says each id."""
+    load_from_disk folder (speculators). vocab: the draft vocabulary, by how often the target says each id.
+    conversations: text, for trainers that tokenize it again; lossy, with the measured share of changes."""
     draft_vocab_size: int | None = Field(32000, ge=1)
     """How many ids the draft model has, at most the target's; empty leaves the vocabulary out."""
     drop_duplicates: bool = False

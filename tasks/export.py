@@ -10,13 +10,17 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from serving.embedded.errors import ModelError
+from serving.embedded.model import DEMO_MODEL, DEMO_NAMES, default_cache_dir, resolve_model
 from tasks.core.export import export_run
 from tasks.core.export_configs import Target
+from tasks.core.export_conversations import Retokenizer
 from tasks.core.export_report import ExportReport
 from tasks.core.export_rows import ExportDataset
 from tasks.core.export_vocab import PT_FILES
 from tasks.core.run_file import read_run_file, read_setting
 from tasks.core.stats import DatasetStats
+from tasks.core.tokenizer import TokenizerError, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,7 @@ def export_datasets(
         drop_duplicates=rules.drop_duplicates,
         decontaminate=[Path(path).expanduser() for path in rules.decontaminate],
         target=_read_target(output_dir, run),
+        retokenizer=_load_retokenizer(run) if "conversations" in rules.formats else "not asked for",
         provenance={key: run[key] for key in ("fingerprint", "accepted_changes") if key in run},
     )
     if report.unchanged:
@@ -79,6 +84,8 @@ def export_datasets(
         logger.warning("exported without draft vocabulary: %s", report.vocab["left_out"])
     if isinstance(why := report.vocab.get("pt_files"), str):
         logger.info("%s: %s", ", ".join(PT_FILES), why)
+    if "conversations" in rules.formats:
+        logger.info("conversations are lossy; measured on them: %s", _say_loss(report.conversations))
     logger.info("exported %d rows to %s", report.total.rows, report.out_dir)
     return report
 
@@ -96,3 +103,41 @@ def _read_target(output_dir: Path, run: Mapping[str, Any]) -> Target:
         vocab_size=read_setting(output_dir, known, "target_vocab_size", kind=int | None),
         trust_remote_code=bool(known["target"].get("trust_remote_code")),
     )
+
+
+def _load_retokenizer(run: Mapping[str, Any]) -> Retokenizer:
+    """The tokenizer that the rows were made with, or why it is not here; the demo's is not fetched."""
+    details, fingerprint = run.get("details", {}), run.get("fingerprint", {})
+    target = details.get("target") or {}
+    try:
+        name = target.get("tokenizer") or (
+            _find_embedded_tokenizer(target.get("model") or "demo")
+            if details.get("server_mode") == "embedded"
+            else target.get("model") or fingerprint.get("model")
+        )
+        if not name:
+            return "run.json does not tell the target's tokenizer"
+        loaded = load_tokenizer(
+            str(name),
+            revision=target.get("revision"),
+            trust_remote_code=bool(target.get("trust_remote_code")),
+        )
+    except (TokenizerError, ModelError) as exc:
+        return str(exc)
+    found = (loaded.identity.files_sha256, loaded.identity.chat_template_sha256)
+    if found != (fingerprint.get("tokenizer_sha256"), fingerprint.get("chat_template_sha256")):
+        return f"the tokenizer {name} is not the one that the rows were made with"
+    return loaded
+
+
+def _find_embedded_tokenizer(model: str) -> str:
+    """Where the embedded engine's is."""
+    if model in DEMO_NAMES:
+        return str(default_cache_dir() / DEMO_MODEL)
+    return str(resolve_model(model).tokenizer_dir)
+
+
+def _say_loss(found: Mapping[str, Any]) -> str:
+    if why := found.get("not_measured"):
+        return f"nothing ({why})"
+    return f"{found['rows_that_differ']} of {found['measured_rows']} rows are other ids when tokenized again"

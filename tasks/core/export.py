@@ -13,6 +13,7 @@ from typing import Any
 from tasks.core.contamination import EvalFile, EvalIndex, EvalSetError, describe_files
 from tasks.core.export_arrow import TOKENS_PER_SHARD, ArrowSink
 from tasks.core.export_configs import Target, write_configs
+from tasks.core.export_conversations import ConversationSink, Retokenizer, describe_retokenizer
 from tasks.core.export_duplicates import ExactDuplicates
 from tasks.core.export_files import (
     TOKENS_PER_GROUP,
@@ -47,7 +48,7 @@ from tasks.core.folders import FolderError, fill_folder, hold_folder, owned_fold
 from tasks.core.split import SPLITS, assign_split
 from tasks.core.vocab import check_draft_vocab_size
 
-FORMATS = ("parquet", "jsonl", "arrow", "vocab")
+FORMATS = ("parquet", "jsonl", "arrow", "vocab", "conversations")
 _ROW_FORMATS = FORMATS[:3]
 _REPORT_ROWS = 1000
 
@@ -64,6 +65,7 @@ def export_run(
     drop_duplicates: bool = False,
     decontaminate: Sequence[Path] = (),
     target: Target | None = None,
+    retokenizer: Retokenizer = "no tokenizer was given",
     rows_per_file: int | None = None,
     tokens_per_group: int = TOKENS_PER_GROUP,
     tokens_per_shard: int = TOKENS_PER_SHARD,
@@ -82,6 +84,7 @@ def export_run(
         drop_duplicates: leave out rows with the ids and the mask of an earlier row.
         decontaminate: evaluation sets; rows that share 13 words in a row with one are left out.
         target: the model that the data is of; without its vocab_size the format vocab is left out.
+        retokenizer: measures what the format conversations loses; or why that is not measured.
         rows_per_file: starts another Parquet file after so many rows of a split.
         tokens_per_group: bounds a Parquet row group and an Arrow batch, and with them the memory.
         tokens_per_shard: bounds an Arrow file.
@@ -89,7 +92,7 @@ def export_run(
 
     Raises:
         ValueError: an unknown format, a number out of range, or two datasets of one name.
-        ExportInputError: an evaluation set or the prompts that it is compared with cannot be read.
+        ExportInputError: an evaluation set cannot be read, or the prompts, where these are needed.
         ExportError: out_dir may not be replaced, or what was written does not check.
     """
     rules = Rules(
@@ -107,11 +110,13 @@ def export_run(
     _refuse_overlap(datasets, out_dir)
     with _as_export_error():
         evals = describe_files(decontaminate)
-        prompts = hash_prompts(datasets) if evals else []
+        with_conversations = "conversations" in rules.formats
+        prompts = hash_prompts(datasets) if evals or with_conversations else []
     provenance = {**provenance, **_describe_evals(evals)}
     with _as_export_error(), hold_folder(out_dir, marker=MANIFEST):
         digests = hash_logs(datasets)
-        key = build_key(rules, target, provenance, datasets, digests, prompts=prompts)
+        described = describe_retokenizer(retokenizer) if with_conversations else None
+        key = build_key(rules, target, provenance, datasets, digests, prompts=prompts, retokenizer=described)
         if (found := read_unchanged(out_dir, key)) is not None:
             return found
         report = ExportReport(
@@ -125,11 +130,17 @@ def export_run(
         row_filter = RowFilter(
             exact=ExactDuplicates() if drop_duplicates else None,
             evals=EvalIndex.read(decontaminate, evals) if evals else None,
+            conversations=with_conversations,
         )
         rows = read_export_rows(datasets, digests, report.datasets, row_filter)
         with fill_folder(out_dir) as folder:
-            _write_rows(folder, report, rules, target, rows, on_rows)
+            sinks = _open_sinks(folder, rules, target, retokenizer)
+            _write_rows(report, rules, sinks, rows, on_rows)
+            report.vocab.update(_describe_vocab(sinks, rules, target))
             _check_sums(report, rules.formats)
+            for sink in sinks:
+                if isinstance(sink, ConversationSink):
+                    report.conversations.update(sink.description)
             if row_filter.evals is not None:
                 report.decontamination.update(row_filter.evals.describe())
             vocab_size = report.vocab.get("draft_vocab_size")
@@ -191,17 +202,15 @@ def _describe_evals(evals: Sequence[EvalFile]) -> dict[str, Any]:
 
 
 def _write_rows(
-    folder: Path,
     report: ExportReport,
     rules: Rules,
-    target: Target,
+    opened: Sequence[Sink],
     rows: Iterator[ExportRow],
     on_rows: Callable[[int], None] | None,
 ) -> None:
     """Every row to every sink; what is said of it goes into the report."""
     batcher = Batcher(rules.tokens_per_group, rules.rows_per_file)
     with contextlib.ExitStack() as stack:
-        opened = _open_sinks(folder, rules, target)
         sinks = [stack.enter_context(BackgroundSink(sink)) for sink in opened]
         for done, row in enumerate(rows, start=1):
             split = assign_split(row.conversation_id, seed=rules.seed, eval_fraction=rules.eval_fraction)
@@ -216,7 +225,6 @@ def _write_rows(
             _give(batch, sinks)
         for finished in [sink.finish() for sink in sinks]:  # all of them at once, then the files in order
             report.files.extend(finished.result())
-    report.vocab.update(_describe_vocab(opened, rules, target))
 
 
 def _give(batch: RowBatch, sinks: Sequence[BackgroundSink]) -> None:
@@ -224,7 +232,7 @@ def _give(batch: RowBatch, sinks: Sequence[BackgroundSink]) -> None:
         sink.write(batch)
 
 
-def _open_sinks(folder: Path, rules: Rules, target: Target) -> list[Sink]:
+def _open_sinks(folder: Path, rules: Rules, target: Target, retokenizer: Retokenizer) -> list[Sink]:
     sinks: list[Sink] = []
     if "parquet" in rules.formats:
         sinks.append(ParquetSink(folder, rows_per_file=rules.rows_per_file))
@@ -235,6 +243,8 @@ def _open_sinks(folder: Path, rules: Rules, target: Target) -> list[Sink]:
     if rules.draft_vocab_size and target.vocab_size and _explain_no_vocab(rules, target) is None:
         sizes = {"draft_vocab_size": rules.draft_vocab_size, "target_vocab_size": target.vocab_size}
         sinks.append(VocabSink(folder, **sizes))
+    if "conversations" in rules.formats:
+        sinks.append(ConversationSink(folder, retokenizer))
     return sinks
 
 

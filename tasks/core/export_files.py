@@ -32,15 +32,31 @@ class ExportInputError(ExportError):
     """What it is to be made of is not there, or not what it should be: something has to be changed first."""
 
 
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversation:
+    """The words of a generation, the answer at the end; `is_one_row`: no other row has a part of it."""
+
+    id: str
+    messages: Messages
+    is_one_row: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportRow:
-    """A sample with what is exported beside it; `id` is unique in its dataset, `meta` is JSON text."""
+    """A sample with what is exported beside it; `id` is unique in its dataset, `meta` is JSON text.
+
+    `conversation` is there where it is asked for and known, once a generation.
+    """
 
     id: str
     sample: Sample
     dataset: str
     conversation_id: str
     meta: str
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,6 +46,7 @@ def build_key(
     digests: Sequence[LogDigest | None],
     *,
     prompts: Sequence[str] = (),
+    retokenizer: Mapping[str, Any] | None = None,
 ) -> str:
     """SHA-256 over all of it; `prompts` are the digests of prompts.jsonl, where they are read."""
     made_of = {
@@ -59,5 +60,6 @@ def build_key(
             for one, digest in zip(datasets, digests, strict=True)
         ],
         "prompts": list(prompts),
+        "retokenizer": retokenizer,
     }
     return hashlib.sha256(dump_json(made_of)).hexdigest()

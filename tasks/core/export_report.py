@@ -42,8 +42,8 @@ class DatasetCount:
 
     `skipped` counts lines by reason; "torn_last_line" is one that was not whole. `duplicates` are further
     rows of an (id, turn), `exact_duplicates` those left out for having the ids and the mask of an earlier
-    row of any dataset. `source_bytes` is how much of the log was read and `source_sha256` its hash, None
-    when there was no log.
+    row of any dataset. `texts_unknown` are exported rows that are in no conversation. `source_bytes` is how
+    much of the log was read and `source_sha256` its hash, None when there was no log.
     """
 
     name: str
@@ -54,6 +54,7 @@ class DatasetCount:
     exported: Totals = field(default_factory=Totals)
     duplicates: int = 0
     exact_duplicates: int = 0
+    texts_unknown: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
 
@@ -81,7 +82,8 @@ class ExportReport:
     """A finished export; both splits are there, also when one has no rows and no file.
 
     `key` is of everything that it was made of. `vocab` describes the draft vocabulary, or has "left_out".
-    `decontamination` is empty where nothing was compared with evaluation sets.
+    `decontamination` is empty where nothing was compared with evaluation sets, `conversations` where none
+    were written.
     With `unchanged` the export was there already, and nothing was written.
     """
 
@@ -93,6 +95,7 @@ class ExportReport:
     key: str = ""
     vocab: dict[str, Any] = field(default_factory=dict)
     decontamination: dict[str, Any] = field(default_factory=dict)
+    conversations: dict[str, Any] = field(default_factory=dict)
     unchanged: bool = False
 
     @property
@@ -118,6 +121,7 @@ def build_manifest(report: ExportReport, *, split: Mapping[str, Any], provenance
         "total": asdict(report.total),
         "vocab": report.vocab,
         "decontamination": report.decontamination,
+        "conversations": report.conversations,
     }
 
 
@@ -145,6 +149,7 @@ def _read_report(out_dir: Path, manifest: Mapping[str, Any]) -> ExportReport:
         key=manifest["key"],
         vocab=manifest["vocab"],
         decontamination=manifest["decontamination"],
+        conversations=manifest["conversations"],
         unchanged=True,
     )
 
@@ -159,11 +164,12 @@ def build_card(report: ExportReport, *, split: Mapping[str, Any]) -> str:
         _PARQUET_SECTION if "parquet" in formats else "",
         _JSONL_SECTION if "jsonl" in formats else "",
         _ARROW_SECTION if "arrow" in formats else "",
+        _conversations_section(report),
         _vocab_section(report),
         _CONFIGS_SECTION if "configs" in formats else "",
         _counts_section(report),
-        _decontamination_section(report),
         _SPLIT_LINE.format_map(split),
+        _decontamination_section(report),
         _lengths_section(report),
     ]
     return "\n".join(part for part in parts if part)
@@ -179,6 +185,7 @@ def _describe(count: DatasetCount) -> dict[str, Any]:
         **asdict(count.exported),
         "duplicates": count.duplicates,
         "exact_duplicates": count.exact_duplicates,
+        "texts_unknown": count.texts_unknown,
         "skipped": dict(count.skipped),
     }
 
@@ -201,7 +208,7 @@ def _front_matter(report: ExportReport) -> str:
 
 def _files_section(report: ExportReport) -> str:
     rows = [
-        (f.path, *(f"{n:,}" if f.rows else "" for n in (f.rows, f.tokens, f.loss_tokens)), f"{f.bytes:,}")
+        (f.path, *(f"{n:,}" if n else "" for n in (f.rows, f.tokens, f.loss_tokens)), f"{f.bytes:,}")
         for f in report.files
     ]
     return "## Files\n\n" + _table(("file", "rows", "tokens", "loss tokens", "bytes"), rows)
@@ -242,6 +249,26 @@ def _decontamination_section(report: ExportReport) -> str:
     ]
     header = ("evaluation set", "records", "too short", "n-grams", "rows left out")
     return _DECONTAMINATION_SECTION + "\n" + _table(header, rows)
+
+
+def _conversations_section(report: ExportReport) -> str:
+    found = report.conversations
+    if not found:
+        return ""
+    if "not_measured" in found:
+        loss = f"What that loses here was not measured: {found['not_measured']}."
+    elif not found["measured_rows"]:
+        loss = "What that loses was not measured: there is no row."
+    else:
+        places = ", ".join(f"{place} {n:,}" for place, n in sorted(found["differ_from"].items()))
+        loss = (
+            f"Measured here: {found['rows_that_differ']:,} of {found['measured_rows']:,} rows "
+            f"({_percent(found['mismatch_rate'])}) are other ids when rendered and tokenized again"
+            f"{f', counted by where that begins: {places}' if places else ''}."
+        )
+    unknown = sum(count.texts_unknown for count in report.datasets)
+    without = f" Of {unknown:,} rows the texts were not found; they are not in it." if unknown else ""
+    return _CONVERSATIONS_SECTION + f"\n{loss}{without}\n"
 
 
 def _vocab_section(report: ExportReport) -> str:
@@ -333,6 +360,14 @@ _ARROW_SECTION = """\
 
 `arrow/{train,eval}` are folders for `datasets.load_from_disk`, with `input_ids`, `loss_mask` and `seq_len` of
 the same rows in the same order, as torch tensors: `speculators train --data-path`.
+"""
+_CONVERSATIONS_SECTION = """\
+## Conversations: lossy
+
+`conversations/*.jsonl` has `id` and `conversations` (`role`, `content`) as text, one line a generation, for
+trainers that take nothing else. **It is not token-exact**: a trainer renders and tokenizes it again, which
+gives other ids than the target produced. Thoughts and tool calls are text in it, tools and template switches
+are not in it, and an answer that was cut gets an end. Use the other files where you can.
 """
 _VOCAB_SECTION = """\
 ## Draft vocabulary

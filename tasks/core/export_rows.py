@@ -8,16 +8,16 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import orjson
 
 from tasks.core.contamination import EvalIndex, iter_texts
 from tasks.core.export_duplicates import ExactDuplicates
-from tasks.core.export_files import ExportInputError, ExportRow
+from tasks.core.export_files import Conversation, ExportInputError, ExportRow, Messages
 from tasks.core.export_report import DatasetCount
-from tasks.core.export_texts import ConversationReader, Messages
+from tasks.core.export_texts import ConversationReader
 from tasks.core.fast_responses import ResponseReader
 from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
 from tasks.core.prepare import PROMPTS
@@ -49,15 +49,19 @@ class LogDigest:
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which exact rows are left out: those like an earlier one, those that share words with `evals`."""
+    """Which exact rows are left out: those like an earlier one, those that share words with `evals`.
+
+    With `conversations` the others carry their words.
+    """
 
     exact: ExactDuplicates | None = None
     evals: EvalIndex | None = None
+    conversations: bool = False
 
     @property
     def needs_texts(self) -> bool:
         """Whether prompts.jsonl is read too."""
-        return self.evals is not None
+        return self.evals is not None or self.conversations
 
 
 def hash_logs(datasets: Sequence[ExportDataset]) -> list[LogDigest | None]:
@@ -157,15 +161,30 @@ class _Taker:
         if (why := self._find_contamination(messages)) is not None:
             self.count.skipped[why] += 1
             return
+        kept = [sample for sample in samples if self._keeps(sample)]
+        for sample in kept:
+            self.count.exported.add(sample)
+            row = _to_export_row(response, sample, self.count.name)
+            if self.row_filter.conversations and sample is kept[-1]:
+                row = self._with_conversation(row, messages, is_one_row=len(samples) == 1)
+            yield row
+
+    def _keeps(self, sample: Sample) -> bool:
         exact = self.row_filter.exact
-        for sample in samples:
-            if is_empty_answer(sample.n_loss, sample.finish_reason):
-                self.count.skipped["empty_answer"] += 1
-            elif exact is not None and not exact.is_new(sample):
-                self.count.exact_duplicates += 1
-            else:
-                self.count.exported.add(sample)
-                yield _to_export_row(response, sample, self.count.name)
+        if is_empty_answer(sample.n_loss, sample.finish_reason):
+            self.count.skipped["empty_answer"] += 1
+            return False
+        if exact is not None and not exact.is_new(sample):
+            self.count.exact_duplicates += 1
+            return False
+        return True
+
+    def _with_conversation(self, row: ExportRow, messages: Messages | None, *, is_one_row: bool) -> ExportRow:
+        if messages is None:
+            self.count.texts_unknown += 1
+            return row
+        name = row.id if is_one_row else row.sample.id
+        return replace(row, conversation=Conversation(name, messages, is_one_row))
 
     def _find_contamination(self, messages: Messages | None) -> str | None:
         """The reason to leave a row out, which is also that its words are not known."""

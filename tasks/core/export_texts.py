@@ -6,15 +6,13 @@ are those that the target was shown, or there are none: a history is never made 
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from tasks.core.chains import to_history
-from tasks.core.export_files import ExportInputError
+from tasks.core.export_files import ExportInputError, Messages
 from tasks.core.masks import SEQUENCES
 from tasks.core.prepare import PROMPTS, open_prompts
 from tasks.core.records import RecordError, Response
-
-Messages = list[dict[str, Any]]
 
 
 class ConversationReader:
@@ -42,7 +40,7 @@ class ConversationReader:
             return None
         prompt = self._prompts.read(position)
         if is_trajectory(response):
-            return prompt.messages
+            return _drop_after_answer(prompt.messages)
         if prompt.own_history and prompt.turn:
             history = [self._answers.get(position - n) for n in range(prompt.turn, 0, -1)]
             if any(answer is None for answer in history):
@@ -68,6 +66,12 @@ class ConversationReader:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._prompts.close()
+
+
+def _drop_after_answer(messages: Messages) -> Messages:
+    """Without what comes after the target's last turn."""
+    answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
+    return messages[: answers[-1] + 1] if answers else messages
 
 
 def is_trajectory(response: Response) -> bool:

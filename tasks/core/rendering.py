@@ -101,7 +101,7 @@ class Renderer:
         if tools and not self.shows_tools:
             messages, tools = _tools_as_text(messages, tools), None
         if not self.shows_tool_calls:
-            messages = _calls_as_text(messages)
+            messages = calls_as_text(messages)
         try:
             return self._tokenizer.apply_chat_template(
                 messages,
@@ -179,7 +179,8 @@ def _tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     return [{"role": "system", "content": text}, *messages]
 
 
-def _calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages with tool calls at the end of their content."""
     if not any(message.get("tool_calls") for message in messages):
         return messages
     rewritten = []

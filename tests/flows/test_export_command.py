@@ -3,12 +3,16 @@
 import json
 
 import pytest
-from export_support import dataset, response
+from export_support import dataset, response, write_prompts
+from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
 from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
 from flows.cli import app
+from tasks.core.export_rows import ExportDataset
+from tasks.core.records import Prompt
 from tasks.core.run_file import update_run_file
+from tasks.core.tokenizer import load_tokenizer
 from tasks.preflight import check_draft_vocab
 
 
@@ -68,7 +72,10 @@ def test_equal_rows_can_be_dropped(run_folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--formats", "parquet,csv"], "--formats has 'csv'; there are parquet, jsonl, arrow, vocab"),
+        (
+            ["--formats", "parquet,csv"],
+            "has 'csv'; there are parquet, jsonl, arrow, vocab, conversations",
+        ),
         (["--draft-vocab-size", "21"], "draft_vocab_size is 21, but the target has 20 ids"),
     ],
 )
@@ -107,6 +114,53 @@ def test_an_evaluation_set_of_a_run_is_looked_for_before_it_starts(tmp_path):
         complete_parameters(parameters)
     (tmp_path / "set.txt").write_text("a")
     assert complete_parameters(parameters).export.decontaminate == [str(tmp_path / "set.txt")]
+
+
+def set_up_conversations(folder, *, sha256=None):
+    """What was asked, and a tokenizer in run.json; with another hash the rows were made with another one."""
+    prompts = [Prompt(f"r{n}", [{"role": "user", "content": "q"}]) for n in range(9)]
+    write_prompts(ExportDataset("d", folder / "d", "complete"), prompts)
+    target = load_tokenizer(str(make_tokenizer(folder / "tokenizer")))
+    run = json.loads((folder / "run.json").read_text())
+    run["details"]["target"] = {"model": "org/model", "tokenizer": str(folder / "tokenizer")}
+    run["fingerprint"] |= {
+        "tokenizer_sha256": sha256 or target.identity.files_sha256,
+        "chat_template_sha256": target.identity.chat_template_sha256,
+    }
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def test_conversations_are_measured_with_the_tokenizer_of_the_run(run_folder):
+    """That is loaded from where run.json says; incomplete datasets are taken where that is asked for."""
+    set_up_conversations(run_folder)
+    assert call(run_folder, "--formats", "conversations").exit_code == 0
+    found = read_manifest(run_folder)["conversations"]
+    assert (found["rows"], found["measured_rows"], found["mismatch_rate"]) == (9, 9, 1.0)
+    assert "(unchanged)" in call(run_folder, "--formats", "conversations").stdout
+    run = json.loads((run_folder / "run.json").read_text())
+    run["details"]["datasets"]["d"]["budget_tokens"] = 1_000
+    (run_folder / "run.json").write_text(json.dumps(run))
+    assert call(run_folder, "--formats", "conversations").exit_code == 1
+    assert call(run_folder, "--formats", "conversations", "--partial").exit_code == 0
+    assert read_manifest(run_folder)["datasets"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("why", ["other", "gone", "none"])
+def test_conversations_are_not_measured_with_another_tokenizer(run_folder, why):
+    """Nor with none: the manifest says why, and the rest is exported."""
+    set_up_conversations(run_folder, sha256="x" if why == "other" else None)
+    run = json.loads((run_folder / "run.json").read_text())
+    if why == "gone":
+        run["details"]["target"]["tokenizer"] = str(run_folder / "gone")
+    elif why == "none":
+        run["details"].pop("target")
+        run["fingerprint"].pop("model")
+    (run_folder / "run.json").write_text(json.dumps(run))
+    done = call(run_folder, "--formats", "conversations")
+    assert done.exit_code == 0, done.output
+    reason = {"other": "is not the one that the rows were made with", "gone": "cannot be loaded"}
+    found = read_manifest(run_folder)["conversations"]["not_measured"]
+    assert reason.get(why, "does not tell the target's tokenizer") in found
 
 
 def test_a_draft_vocabulary_that_is_too_large_is_refused_before_a_run():
