@@ -136,21 +136,12 @@ def export_run(
         with fill_folder(out_dir) as folder:
             sinks = _open_sinks(folder, rules, target, retokenizer)
             _write_rows(report, rules, sinks, rows, on_rows)
-            report.vocab.update(_describe_vocab(sinks, rules, target))
             _check_sums(report, rules.formats)
-            for sink in sinks:
-                if isinstance(sink, ConversationSink):
-                    report.conversations.update(sink.description)
+            report.vocab.update(_describe_vocab(sinks, rules, target))
+            report.conversations.update(_describe_conversations(sinks))
             if row_filter.evals is not None:
                 report.decontamination.update(row_filter.evals.describe())
-            vocab_size = report.vocab.get("draft_vocab_size")
-            report.files.extend(
-                write_configs(folder, formats=rules.formats, target=target, draft_vocab_size=vocab_size)
-            )
-            card = build_card(report, split=rules.split_by).encode()
-            report.files.append(write_file(folder, FileEntry("README.md", "card"), card))
-            manifest = build_manifest(report, split=rules.split_by, provenance=provenance)
-            (folder / MANIFEST).write_bytes(dump_json(manifest))
+            _write_descriptions(folder, report, rules, target, provenance)
     return report
 
 
@@ -232,6 +223,20 @@ def _give(batch: RowBatch, sinks: Sequence[BackgroundSink]) -> None:
         sink.write(batch)
 
 
+def _write_descriptions(
+    folder: Path, report: ExportReport, rules: Rules, target: Target, provenance: Mapping[str, Any]
+) -> None:
+    """The trainers' settings, the card, and last the manifest, which has them all."""
+    vocab_size = report.vocab.get("draft_vocab_size")
+    report.files.extend(
+        write_configs(folder, formats=rules.formats, target=target, draft_vocab_size=vocab_size)
+    )
+    card = build_card(report, split=rules.split_by).encode()
+    report.files.append(write_file(folder, FileEntry("README.md", "card"), card))
+    manifest = build_manifest(report, split=rules.split_by, provenance=provenance)
+    (folder / MANIFEST).write_bytes(dump_json(manifest))
+
+
 def _open_sinks(folder: Path, rules: Rules, target: Target, retokenizer: Retokenizer) -> list[Sink]:
     sinks: list[Sink] = []
     if "parquet" in rules.formats:
@@ -253,6 +258,10 @@ def _describe_vocab(sinks: Sequence[Sink], rules: Rules, target: Target) -> dict
         if isinstance(sink, VocabSink):
             return sink.description
     return {"left_out": _explain_no_vocab(rules, target)}
+
+
+def _describe_conversations(sinks: Sequence[Sink]) -> dict[str, Any]:
+    return next((sink.description for sink in sinks if isinstance(sink, ConversationSink)), {})
 
 
 def _explain_no_vocab(rules: Rules, target: Target) -> str | None:
