@@ -12,7 +12,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
 from typing import TypeVar
@@ -20,23 +19,15 @@ from typing import TypeVar
 import numpy as np
 
 from tasks.core.adapters import content_id
-from tasks.core.prompt_file import hash_id
+from tasks.core.prompt_file import hash_id, make_entries
 from tasks.core.records import Prompt
+from tasks.core.row_batches import RowBatch
 
 _PART_BITS = 6
 _BUFFER_BYTES = 1 << 17  # of each part
 _MASK = (1 << 64) - 1
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLine:
-    """A prompt's line with what an index says of it."""
-
-    line: bytes
-    id_hash: int
-    answers: int
 
 
 class PromptDraft:
@@ -60,14 +51,15 @@ class PromptDraft:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def add(self, line: bytes, *, prompt_id: str, content: int, answers: int) -> None:
-        """Take one line; prompts of equal `content` are duplicates."""
-        id_hash = hash_id(prompt_id)
-        self._offsets.append(self._append(line, id_hash))
-        self._sizes.append(len(line))
-        self._ids.append(id_hash)
-        self._contents.append(content)
-        self._answers.append(answers)
+    def extend(self, batch: RowBatch) -> None:
+        """Take the prompts of a batch; those of equal content are duplicates."""
+        places = self._place(np.array(batch.id_hashes, np.uint64))
+        for line, part in zip(batch.lines, _part_of(places).tolist(), strict=True):
+            self._offsets.append(self._append(line, part))
+        self._sizes.extend(map(len, batch.lines))
+        self._ids.extend(batch.id_hashes)
+        self._contents.extend(batch.contents)
+        self._answers.extend(batch.answers)
 
     def settle(self, *, max_prompts: int | None = None) -> None:
         """Decide what is kept: conversations from the start of the order with so many answers at most."""
@@ -92,7 +84,16 @@ class PromptDraft:
         """How many answers they are to get."""
         return int(self._answers_of(self._order).sum(dtype=np.int64))
 
-    def read_lines(self) -> Iterator[DraftLine]:
+    def make_entries(self, *, own_history: bool) -> np.ndarray:
+        """The index of the kept lines in dispatch order."""
+        return make_entries(
+            np.frombuffer(self._sizes, np.uint32)[self._order],
+            self._ids_of(self._order),
+            self._answers_of(self._order),
+            np.full(len(self._order), own_history),
+        )
+
+    def read_lines(self) -> Iterator[bytes]:
         """The kept lines in dispatch order."""
         self._flush()
         parts = _part_of(self._place(self._ids_of(self._order))).astype(np.int64)
@@ -106,12 +107,12 @@ class PromptDraft:
         """Close the files; they are the caller's to remove."""
         self._open_files.close()
 
-    def _read_part(self, part: int, rows: np.ndarray) -> Iterator[DraftLine]:
+    def _read_part(self, part: int, rows: np.ndarray) -> Iterator[bytes]:
         descriptor = self._parts[part].fileno()
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        pread, sizes, offsets = os.pread, self._sizes, self._offsets
         for row in rows.tolist():
-            line = os.pread(descriptor, self._sizes[row], self._offsets[row])
-            yield DraftLine(line, self._ids[row], self._answers[row])
+            yield pread(descriptor, sizes[row], offsets[row])
 
     def _tell_apart(self, kept: np.ndarray) -> None:
         """Rename prompts of a repeated id by their content, all but the one with the least hash of it."""
@@ -132,15 +133,14 @@ class PromptDraft:
         line = prompt.to_line()
         self._ids[row] = hash_id(prompt.id)
         self._sizes[row] = len(line)
-        self._offsets[row] = self._append(line, self._ids[row])
+        self._offsets[row] = self._append(line, _part_of(self._place(self._ids[row])))
 
     def _read(self, row: int) -> Prompt:
         part = self._parts[_part_of(self._place(self._ids[row]))]
         return Prompt.from_line(os.pread(part.fileno(), self._sizes[row], self._offsets[row]))
 
-    def _append(self, line: bytes, id_hash: int) -> int:
-        """Write a line to its part; returns its offset there."""
-        part = _part_of(self._place(id_hash))
+    def _append(self, line: bytes, part: int) -> int:
+        """Write a line to a part; returns its offset there."""
         if part not in self._parts:
             raw = (self._folder / f"{part:02}.jsonl").open("w+b", buffering=0)
             self._parts[part] = self._open_files.enter_context(BufferedWriter(raw, _BUFFER_BYTES))

@@ -85,36 +85,53 @@ class PromptFile:
 
 
 class IndexBuilder:
-    """Collects the positions of a prompts.jsonl, line by line, 20 bytes each."""
+    """Collects the lines of a prompts.jsonl one by one."""
 
     def __init__(self) -> None:
-        self._offsets, self._hashes = array.array("Q"), array.array("Q")
-        self._turns, self._follows = array.array("H"), array.array("H")
-        self._offset = 0
-
-    def __len__(self) -> int:
-        return len(self._offsets)
+        self._sizes, self._hashes = array.array("Q"), array.array("Q")
+        self._answers, self._own_history = array.array("H"), array.array("B")
 
     def add(self, line: bytes, *, id_hash: int, answers: int = 1, own_history: bool = False) -> None:
         """Take the next line, which says so much."""
-        for turn in range(answers):
-            self._offsets.append(self._offset)
-            self._hashes.append(_hash_turn(id_hash, turn))
-            self._turns.append(turn)
-            self._follows.append(own_history and turn > 0)
-        self._offset += len(line)
+        self._sizes.append(len(line))
+        self._hashes.append(id_hash)
+        self._answers.append(answers)
+        self._own_history.append(own_history)
 
     def write(self, path: Path) -> np.ndarray:
         """Write the index beside its prompts.jsonl, after it; returns its entries."""
-        entries = np.empty(len(self), dtype=_ENTRY)
-        columns = (self._offsets, self._hashes, self._turns, self._follows)
-        for name, values in zip(_ENTRY.names or (), columns, strict=True):
-            entries[name] = values
-        body = entries.view(np.uint8).data  # no copy: of many prompts it is what memory goes into
-        with replace_atomically(index_path(path)) as file:
-            file.write(_make_header(path, body))
-            file.write(body)
-        return entries
+        columns = (self._sizes, self._hashes, self._answers, self._own_history)
+        return write_entries(path, make_entries(*(np.array(column) for column in columns)))
+
+
+def make_entries(
+    sizes: np.ndarray, id_hashes: np.ndarray, answers: np.ndarray, own_history: np.ndarray
+) -> np.ndarray:
+    """The index of lines in their order, each of so many bytes; 20 bytes an answer."""
+    entries = np.zeros(int(answers.sum(dtype=np.int64)), dtype=_ENTRY)
+    ends = np.cumsum(answers, dtype=np.int64)
+    firsts = ends - answers
+    entries["offset"] = np.repeat(np.cumsum(sizes, dtype=np.uint64) - sizes.astype(np.uint64), answers)
+    entries["id_hash"][firsts] = id_hashes
+    several = np.flatnonzero(answers > 1)
+    for line, first, end in zip(
+        several.tolist(), firsts[several].tolist(), ends[several].tolist(), strict=True
+    ):
+        id_hash = int(id_hashes[line])
+        entries["id_hash"][first + 1 : end] = [_hash_turn(id_hash, n) for n in range(1, end - first)]
+    turns = np.arange(len(entries)) - np.repeat(firsts, answers)
+    entries["turn"] = turns
+    entries["follows"] = np.repeat(own_history, answers) & (turns > 0)
+    return entries
+
+
+def write_entries(path: Path, entries: np.ndarray) -> np.ndarray:
+    """Write an index beside its prompts.jsonl, after it; returns it."""
+    body = entries.view(np.uint8).data  # no copy: of many prompts it is what memory goes into
+    with replace_atomically(index_path(path)) as file:
+        file.write(_make_header(path, body))
+        file.write(body)
+    return entries
 
 
 def index_path(path: Path) -> Path:

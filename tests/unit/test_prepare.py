@@ -304,7 +304,7 @@ def test_a_damaged_rejected_line_is_named_and_nothing_is_changed(tmp_path):
 
 @pytest.mark.parametrize("next_seed", [7, 8])
 @pytest.mark.parametrize(
-    "where", ["content_id", "IndexBuilder.write", "PromptDraft.settle", "write_json_atomically"]
+    "where", ["make_batches", "write_entries", "PromptDraft.settle", "write_json_atomically"]
 )
 def test_a_crash_leaves_prompts_that_can_be_used_and_is_repaired(tmp_path, monkeypatch, where, next_seed):
     """Reading, ordering, indexing or reporting fails: the prompts are the old ones or the new ones, whole."""
@@ -322,7 +322,7 @@ def test_a_crash_leaves_prompts_that_can_be_used_and_is_repaired(tmp_path, monke
             run(tmp_path, source, seed=8)  # the same prompts in another order: the same size
     left = read_prompts(tmp_path)
     new = run(tmp_path / "fresh", source, seed=8) and read_prompts(tmp_path / "fresh")
-    assert left == (new if where in ("IndexBuilder.write", "write_json_atomically") else old)
+    assert left == (new if where in ("write_entries", "write_json_atomically") else old)
     assert not [path for path in (tmp_path / "B2").iterdir() if path.name.startswith(".")]
     run(tmp_path, source, seed=next_seed)
     assert read_prompts(tmp_path) == (new if next_seed == 8 else old)
@@ -466,7 +466,7 @@ def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(PromptDraft, "add", lambda *args, **kwargs: fail())
+    monkeypatch.setattr(PromptDraft, "extend", lambda *args, **kwargs: fail())
     with pytest.raises(OSError, match=r"No space left on device: .*B2/\.prompts\.draft'"):
         run(tmp_path, write_source(tmp_path, [make_row("b")]))
     assert read_files(tmp_path) == before

@@ -32,7 +32,13 @@ def to_role(name: Any) -> Role:
     Raises:
         RowRejected: "unknown_role".
     """
-    role = ROLES.get(name) or ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise _unknown(name)
+    role = ROLES.get(name) or ROLES.get(name.strip().lower())
     if role is None:
-        raise RowRejected("unknown_role", f"role {name!r} is not one of {', '.join(ROLES)}")
+        raise _unknown(name)
     return role
+
+
+def _unknown(name: Any) -> RowRejected:
+    return RowRejected("unknown_role", f"role {name!r} is not one of {', '.join(ROLES)}")
