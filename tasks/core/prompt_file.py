@@ -109,17 +109,21 @@ def make_entries(
 ) -> np.ndarray:
     """The index of lines in their order, each of so many bytes; 20 bytes an answer."""
     entries = np.zeros(int(answers.sum(dtype=np.int64)), dtype=_ENTRY)
-    ends = np.cumsum(answers, dtype=np.int64)
-    firsts = ends - answers
-    entries["offset"] = np.repeat(np.cumsum(sizes, dtype=np.uint64) - sizes.astype(np.uint64), answers)
+    starts = np.cumsum(sizes, dtype=np.uint64)
+    starts -= sizes  # in place here and below: a copy is as large as all the ids
+    entries["offset"] = np.repeat(starts, answers)
+    del starts
+    firsts = np.cumsum(answers, dtype=np.int64)
+    firsts -= answers
     entries["id_hash"][firsts] = id_hashes
     several = np.flatnonzero(answers > 1)
-    for line, first, end in zip(
-        several.tolist(), firsts[several].tolist(), ends[several].tolist(), strict=True
-    ):
-        id_hash = int(id_hashes[line])
-        entries["id_hash"][first + 1 : end] = [_hash_turn(id_hash, n) for n in range(1, end - first)]
-    turns = np.arange(len(entries)) - np.repeat(firsts, answers)
+    if not len(several):
+        return entries
+    for line, first in zip(several.tolist(), firsts[several].tolist(), strict=True):
+        id_hash, count = int(id_hashes[line]), int(answers[line])
+        entries["id_hash"][first + 1 : first + count] = [_hash_turn(id_hash, n) for n in range(1, count)]
+    turns = np.arange(len(entries))
+    turns -= np.repeat(firsts, answers)
     entries["turn"] = turns
     entries["follows"] = np.repeat(own_history, answers) & (turns > 0)
     return entries
