@@ -1,17 +1,18 @@
-"""The cleaning that all adapters' turns go through.
+"""The cleaning that the turns of every prompt go through.
 
 Knows OpenAI-style turns; does not know any dataset, nor what is asked of them (shaping.py does). The
 rules, in order:
 
 1. Roles go through the role table; content becomes one string (text parts are joined by a newline,
    null counts as empty); images and sound reject the row.
-2. Thoughts leave the assistant's turns, unless they are to be learnt: a prompt's history holds answers only.
+2. Thoughts leave the assistant's turns: a prompt's history holds answers only.
 3. Empty turns are dropped, except tool results (a command may print nothing) and assistant turns
    that call tools.
 4. Whatever comes before the first user turn is dropped, except system turns.
 5. Consecutive turns of one role become one, joined by a blank line, except tool results and
-   assistant turns that call tools, which stay as they are. So do all turns of a conversation that is to be
-   learnt: the target saw each by itself, and nobody wrote the line between them.
+   assistant turns that call tools, which stay as they are.
+
+A finished conversation of the target is not cleaned (recorded.py).
 
 Invariant: the turns have a user turn, every content is a string, and the source row is left as it was.
 """
@@ -26,7 +27,6 @@ from tasks.core.adapters.tools import to_tool_calls
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 THOUGHT_PARTS = frozenset({"thinking", "reasoning"})
-THOUGHT_FIELDS = ("reasoning_content", "reasoning")
 
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _CUT_THOUGHT = re.compile(r"\A\s*<think>.*\Z", re.DOTALL)  # the answer ended inside its thought
@@ -35,7 +35,7 @@ _UNOPENED_THOUGHT = re.compile(r"\A.*</think>\s*", re.DOTALL)  # the template wr
 Turn = dict[str, Any]
 
 
-def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts: bool = False) -> list[Turn]:
+def clean_turns(turns: Sequence[Any], *, keep_system: bool = True) -> list[Turn]:
     """The turns a template is given, by the rules at the top of this module.
 
     Raises:
@@ -44,7 +44,7 @@ def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts
     kept: list[Turn] = []
     has_user = False
     for given in turns:  # once over them all: a list for each rule took a tenth of preparing a row
-        turn = clean_turn(given, keep_thoughts=keep_thoughts)
+        turn = clean_turn(given)
         if _is_empty(turn):
             continue
         role = turn["role"]
@@ -52,7 +52,7 @@ def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts
             has_user = True
         elif not (has_user if role != "system" else keep_system):
             continue
-        if kept and kept[-1]["role"] == role and not keep_thoughts and _may_merge(kept[-1], turn):
+        if kept and kept[-1]["role"] == role and _may_merge(kept[-1], turn):
             kept[-1] = {**kept[-1], "content": f"{kept[-1]['content']}\n\n{turn['content']}"}
         else:
             kept.append(turn)
@@ -61,7 +61,7 @@ def clean_turns(turns: Sequence[Any], *, keep_system: bool = True, keep_thoughts
     return kept
 
 
-def clean_turn(turn: Any, *, keep_thoughts: bool = False) -> Turn:
+def clean_turn(turn: Any) -> Turn:
     """One turn with the template's role, content as one string, and the keys a template reads.
 
     Raises:
@@ -74,7 +74,7 @@ def clean_turn(turn: Any, *, keep_thoughts: bool = False) -> Turn:
     if not isinstance(content, str):
         content = to_text(content)
     if role == "assistant":
-        return _clean_answer(turn, content, keep_thoughts=keep_thoughts)
+        return _clean_answer(turn, content)
     if role == "tool":
         labels = {key: turn[key] for key in ("tool_call_id", "name") if isinstance(turn.get(key), str)}
         return {"role": role, "content": content, **labels}
@@ -104,17 +104,11 @@ def drop_thoughts(text: str) -> str:
     return _UNOPENED_THOUGHT.sub("", text)
 
 
-def _clean_answer(turn: Mapping[str, Any], content: str, *, keep_thoughts: bool) -> Turn:
-    cleaned: Turn = {"role": "assistant", "content": content if keep_thoughts else drop_thoughts(content)}
-    if keep_thoughts and (thought := _find_thought(turn)).strip():
-        cleaned["reasoning_content"] = thought
+def _clean_answer(turn: Mapping[str, Any], content: str) -> Turn:
+    cleaned: Turn = {"role": "assistant", "content": drop_thoughts(content)}
     if ("tool_calls" in turn or "function_call" in turn) and (calls := to_tool_calls(turn)):
         cleaned["tool_calls"] = calls
     return cleaned
-
-
-def _find_thought(turn: Mapping[str, Any]) -> str:
-    return next((turn[key] for key in THOUGHT_FIELDS if isinstance(turn.get(key), str)), "")
 
 
 def _part_text(part: Any) -> str | None:
@@ -133,7 +127,7 @@ def _is_empty(turn: Turn) -> bool:
     content = turn["content"]
     if content and not content.isspace():
         return False
-    return turn["role"] != "tool" and "tool_calls" not in turn and "reasoning_content" not in turn
+    return turn["role"] != "tool" and "tool_calls" not in turn
 
 
 def _may_merge(one: Turn, other: Turn) -> bool:

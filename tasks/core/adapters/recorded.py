@@ -8,8 +8,10 @@ second turn of one role. Invariant: a turn whose text would have to be guessed r
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.core.adapters.common import THOUGHT_FIELDS, THOUGHT_PARTS, Turn, clean_turn, to_text
+from tasks.core.adapters.common import THOUGHT_PARTS, Turn, clean_turn, to_text
 from tasks.core.adapters.errors import RowRejected
+
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning")
 
 
 def record_turns(turns: Sequence[Any]) -> list[Turn]:
@@ -30,7 +32,7 @@ def _record_turn(turn: Any) -> Turn:
         return clean_turn(turn)  # which says what is wrong with it
     content, thoughts = _split_parts(turn.get("content"))
     recorded = {**clean_turn({**turn, "content": ""}), "content": content}
-    thoughts += [turn[key] for key in THOUGHT_FIELDS if isinstance(turn.get(key), str)]
+    thoughts += [turn[key] for key in _THOUGHT_FIELDS if isinstance(turn.get(key), str)]
     if recorded["role"] == "assistant" and (told := list(dict.fromkeys(filter(str.strip, thoughts)))):
         if len(told) > 1:
             raise RowRejected(
