@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from tasks.core.adapters.fields import find_taken_kwargs
 from tasks.core.sources import is_hub_source, spell_hub_source
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -224,6 +225,13 @@ class DatasetSettings(_Section):
                 f"{info.field_name} (it is {value!r}); leave it out, or write kind 'generate'"
             )
         return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_kwargs(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if taken := find_taken_kwargs(kwargs):
+            raise ValueError(f"{taken[0]!r} is not the template's to take; leave it out")
+        return kwargs
 
     @field_validator("name")
     @classmethod

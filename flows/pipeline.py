@@ -19,6 +19,7 @@ from flows.logs import show_our_logs
 from flows.opening import open_run, to_export_rules, to_plan
 from flows.parameters import DatasetSettings, RunParameters
 from flows.patience import stay_until_heard
+from flows.refusals import all_need_change
 from flows.servers import open_server
 from tasks.aggregate import aggregate_stats
 from tasks.core.export_report import ExportReport
@@ -30,6 +31,11 @@ from tasks.export import export_drafter_data
 from tasks.generation import GenerationResult
 from tasks.session import get_session
 from tasks.show_run import show_run
+
+_ADVICE = {
+    True: "Change that, then run the same command again: what is done is not done again.",
+    False: "Retry this run, or run the same command again: what is done is not done again.",
+}
 
 
 class IncompleteError(RuntimeError):
@@ -46,10 +52,8 @@ class DatasetsFailedError(RuntimeError):
         self.failed = failed
         self.report = report
         reasons = "\n".join(f"  {name}: {why}" for name, why in failed.items())
-        super().__init__(
-            f"{len(failed)} of {datasets} datasets failed:\n{reasons}\n"
-            "Retry this run, or run the same command again: what is done is not done again."
-        )
+        advice = _ADVICE[all_need_change(failed.values())]
+        super().__init__(f"{len(failed)} of {datasets} datasets failed:\n{reasons}\n{advice}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from flows.parameters import RunParameters
 from flows.patience import find_problem
 from flows.pipeline import DatasetsFailedError, RunReport, generate_drafter_data
 from flows.prefect_server import UI_PORT
-from flows.refusals import needs_change
+from flows.refusals import all_need_change
 from tasks.core.stats_views import stats_table
 
 
@@ -49,7 +49,7 @@ def _explain(outcome: object) -> str:
 def exit_code_of(outcome: object) -> int:
     """2 when something has to be changed for every failure, 1 when one may pass by itself."""
     failures = outcome.failed.values() if isinstance(outcome, DatasetsFailedError) else [outcome]
-    return 2 if all(map(needs_change, failures)) else 1
+    return 2 if all_need_change(failures) else 1
 
 
 def _print_report(report: RunReport) -> None:

@@ -23,14 +23,27 @@ from tasks.core.folder_lock import FolderLockedError
 from tasks.core.records import RecordError
 from tasks.core.trajectories import TrajectoryRenderer
 from tasks.dispatch import ServersGoneError
-from tasks.generation import GenerationResult, GenerationRules, GenerationStatus, generate_dataset
+from tasks.generation import (
+    GenerationResult,
+    GenerationRules,
+    GenerationStatus,
+    NothingAnsweredError,
+    generate_dataset,
+)
 from tasks.session import get_session
 from tasks.tokenization import tokenize_dataset
 
 logger = logging.getLogger(__name__)
 
 ARTIFACT_EVERY_S = 5.0
-_LASTING = (ServerMisconfigured, ServersGoneError, AppendError, FolderLockedError, RecordError)
+_LASTING = (
+    ServerMisconfigured,
+    ServersGoneError,
+    NothingAnsweredError,
+    AppendError,
+    FolderLockedError,
+    RecordError,
+)
 
 
 def is_worth_a_retry(_task: Any, _run: Any, state: State[Any]) -> bool:

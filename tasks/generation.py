@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 Outcome = Literal["complete", "exhausted"]
 
 
+class NothingAnsweredError(RuntimeError):
+    """Every prompt of a dataset was set aside for good: something about it or its settings is wrong."""
+
+
 class GenerationIncompleteError(RuntimeError):
     """Prompts are left that failed for reasons that may pass; a resume asks them again."""
 
@@ -172,7 +176,7 @@ async def find_result(
         FolderLockedError, RecordError: as in generate_dataset.
     """
     async with open_for(folder, rules, checkpoints) as opened:
-        if not is_finished(opened.log, rules):
+        if not is_finished(opened.log, rules) or not opened.log.progress.rows:
             return None
         logger.info("%s: %s", rules.name, opened.resumed)
         return conclude(opened, rules)
@@ -209,6 +213,7 @@ def conclude(opened: OpenedDataset, rules: GenerationRules) -> GenerationResult:
 
     Raises:
         GenerationIncompleteError: prompts are left that may still succeed.
+        NothingAnsweredError: all were set aside for good.
     """
     progress, reached = opened.log.progress, has_reached(opened.log, rules)
     if not reached and progress.open_prompts:
@@ -217,6 +222,12 @@ def conclude(opened: OpenedDataset, rules: GenerationRules) -> GenerationResult:
             f"{rules.name}: {progress.open_prompts} prompts are left that failed for reasons that may pass "
             f"(see rejected.jsonl); {progress.completion_tokens:,}{budget} tokens are on "
             "disk. Run the same command again to ask them again"
+        )
+    if not progress.rows and not reached:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in progress.rejected.most_common())
+        raise NothingAnsweredError(
+            f"{rules.name}: none of its {len(progress.done)} prompts gave a row ({reasons}; each is in "
+            "rejected.jsonl): correct its settings or its source, then run again with --retry-rejected"
         )
     return GenerationResult(
         name=rules.name,

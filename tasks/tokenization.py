@@ -81,9 +81,12 @@ def _render_all(renderer: TrajectoryRenderer, prompts: Sequence[Prompt]) -> list
 
 def _try(renderer: TrajectoryRenderer, prompt: Prompt) -> _Rendered:
     try:
-        return renderer.render(prompt)
+        rows = renderer.render(prompt)
     except RenderError as exc:
         return exc
+    if all(end - start == 1 for row in rows for start, end in row.loss_spans):
+        return RenderError("empty_answer", "the target's turns hold nothing but the token that ends them")
+    return rows
 
 
 def _to_response(prompt: Prompt, rows: Sequence[TrajectoryRow]) -> Response:

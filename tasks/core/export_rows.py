@@ -6,6 +6,7 @@ skipped is every generation of a log, and only what was hashed is read: a log ma
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from tasks.core.response_log import RESPONSES, read_lines
 from tasks.core.sources.hash_cache import hash_file
 
 _BLOCK_BYTES = 1 << 22
+_LIKE_A_TURN = re.compile(r"#\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,15 @@ class _Taker:
         return "contaminated" if files else None
 
 
+def _name_row(response_id: str, turn: int) -> str:
+    """The row's id, with its turn where that is a later one, or where the id looks as if it had one."""
+    return f"{response_id}#{turn}" if turn or _LIKE_A_TURN.search(response_id) else response_id
+
+
 def _to_export_row(response: Response, sample: Sample, dataset: str) -> ExportRow:
     meta = response.extra.get("meta") or {}
     return ExportRow(
-        id=f"{response.id}#{sample.turn}" if sample.turn else response.id,
+        id=_name_row(response.id, sample.turn),
         sample=sample,
         dataset=dataset,
         conversation_id=str(response.extra.get("conversation_id") or response.id),

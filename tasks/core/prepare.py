@@ -91,6 +91,7 @@ def prepare_prompts(
             left_over=draft.left_over,
         )
         if not report.prompts:
+            _write_rejected(folder, folder / _DRAFT / REJECTED)
             raise EmptyDatasetError(
                 f"dataset {options.name!r}: {report.rows_read} rows read, none became a prompt "
                 f"(rejected: {report.rejected or 'none'}); check its source and its adapter "

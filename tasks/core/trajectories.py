@@ -5,7 +5,7 @@ Knows templates and tokens; does not know files. Invariant: the ids before a mar
 it, its end-of-turn token included; a conversation for which this cannot be shown is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,11 +65,14 @@ class TrajectoryRenderer:
         Raises:
             RenderError: the conversation cannot be shown to be what the target saw and generated.
         """
-        prompt = replace(prompt, messages=[prepare_turn(one, self._arguments) for one in prompt.messages])
+        recorded = prompt.messages
+        prompt = replace(prompt, messages=[prepare_turn(one, self._arguments) for one in recorded])
         self._refuse_unshown(prompt)
-        rows = [
-            row for text, turns in self._group_turns(prompt) for row in self._make_rows(prompt, text, turns)
-        ]
+        groups = self._group_turns(prompt)
+        for text, turns in groups:
+            for turn in turns:
+                _check_arguments(recorded[turn.message], text[turn.answer_start : turn.stop_end], turn.number)
+        rows = [row for text, turns in groups for row in self._make_rows(prompt, text, turns)]
         return sorted(rows, key=lambda row: row.turn)
 
     def count_tokens(self, prompt: Prompt) -> int:
@@ -222,6 +225,17 @@ class TrajectoryRenderer:
         if said != text[turn.stop_start : turn.stop_end] + text[turn.answer_start : turn.stop_end]:
             raise RenderError(
                 "answer_not_reversible", f"{name}: its ids say {said[:80]!r}, not the same text"
+            )
+
+
+def _check_arguments(message: Mapping[str, Any], answer: str, number: int) -> None:
+    """The text of a call's arguments is what was generated; a template that writes its own shows another."""
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"].get("arguments")
+        if isinstance(arguments, str) and arguments not in answer:
+            raise RenderError(
+                "arguments_rewritten",
+                f"assistant turn {number}: the template writes {arguments[:80]!r} otherwise than recorded",
             )
 
 

@@ -52,8 +52,8 @@ EXPECTED = {
     ),
     # SmolLM2's template shows no tools, no calls and no thoughts: what a target saw would be guessed.
     "A2_kimik25": Fate(
-        15, 1, {"several_parts": [5], "bad_tool_call": [8], "not_text": [9], "missing_field": [14]},
-        10, {"tool_calls_not_rendered": 1, "tools_not_rendered": 1, "thought_not_rendered": 1},
+        15, 1, {"several_parts": [5], "bad_tool_call": [8], "not_text": [9], "missing_field": [6, 14]},
+        9, {"tool_calls_not_rendered": 1, "tools_not_rendered": 1, "thought_not_rendered": 1},
     ),
     # The second turn of row 12 comes after a long function response; the first one is asked.
     "B1_glaive": Fate(

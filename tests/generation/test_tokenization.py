@@ -15,6 +15,7 @@ from tasks.core.rendering import Renderer
 from tasks.core.stats_scan import scan_dataset
 from tasks.core.tokenizer import load_tokenizer
 from tasks.core.trajectories import TrajectoryRenderer
+from tasks.generation import NothingAnsweredError
 from tasks.tokenization import tokenize_dataset
 
 FORGETFUL = TEMPLATE.replace(  # as thinking templates do: earlier thoughts are dropped
@@ -151,3 +152,27 @@ def test_what_cannot_be_shown_to_be_the_targets_is_set_aside(tmp_path):
     assert (result.outcome, result.rows) == ("complete", CONVERSATIONS - 1)
     [rejected] = recorded.dataset.rejected
     assert (rejected.id, rejected.reason, rejected.permanent) == ("a1-t5", "special_token_in_answer", True)
+
+
+def test_a_dataset_without_any_row_is_no_success(tmp_path):
+    """All of it was set aside for good: it says why, and that something has to be changed."""
+    recorded = Recorded(tmp_path)
+    prompts = recorded.dataset.folder / "prompts.jsonl"
+    prompts.write_text(prompts.read_text().replace("the answer", "the <|end|> answer"))
+    with pytest.raises(NothingAnsweredError, match=r"none of its 12 prompts .*special_token_in_answer 12"):
+        asyncio.run(recorded.tokenize())
+    with pytest.raises(NothingAnsweredError):
+        asyncio.run(recorded.tokenize())
+
+
+def test_turns_that_hold_nothing_are_set_aside(tmp_path):
+    """There is nothing to learn but the token that ends them; it is not counted as a row."""
+    recorded = Recorded(tmp_path)
+    prompts = recorded.dataset.folder / "prompts.jsonl"
+    lines = [json.loads(line) for line in prompts.read_text().splitlines()]
+    for message in lines[0]["messages"]:
+        if message["role"] == "assistant":
+            message["content"] = ""
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert asyncio.run(recorded.tokenize()).rows == CONVERSATIONS - 1
+    assert [one.reason for one in recorded.dataset.rejected] == ["empty_answer"]

@@ -184,6 +184,13 @@ def test_a_tool_turn_of_swe_smith_names_its_call():
         ("sweagent", {"instance_id": "x"}, "missing_field"),
         ("sweagent", {"trajectory": [3]}, "bad_field"),
         ("sweagent", {"messages": "[{"}, "bad_json"),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": "a"}, {"role": "user", "value": "b"}]},
+            "missing_field",
+        ),
+        ("messages", {"messages": [], "chat_template_kwargs": {"tokenize": False}}, "bad_field"),
+        ("sharegpt", {"conversations": [{"from": "human"}]}, "missing_field"),
         ("prompt", {"text": "x"}, "missing_field"),
         ("prompt", {"prompt": {"a": 1}}, "bad_field"),
         ("text", {"text": ["x"]}, "bad_field"),

@@ -27,7 +27,7 @@ def test_every_turn_stays_as_it_was():
     assert record(*turns, {"role": "user", "content": "and?"}) == turns
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
 def test_a_thought_beside_the_answer_stays(field):
     """Under the name that templates read."""
     said = record({"role": "user", "content": "a"}, {"role": "gpt", "content": "b", field: "hm"})
@@ -44,6 +44,16 @@ def test_a_thought_among_the_parts_stays():
     ]
 
 
+@pytest.mark.parametrize("arguments", ['{"x":"1"}', '{"x": 1e5}', '{"x": "K\\u00f6ln"}', "", {"x": 1}])
+def test_the_arguments_of_a_call_stay_to_the_letter(arguments):
+    """They are text that the target wrote; JSON read and written again is another one."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = record(
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}
+    )
+    assert said[1]["tool_calls"] == [call]
+
+
 @pytest.mark.parametrize(
     ("turns", "reason"),
     [
@@ -57,6 +67,10 @@ def test_a_thought_among_the_parts_stays():
             "several_parts",
         ),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "not_text"),
+        ([{"role": "user", "text": "lost"}, {"role": "assistant", "content": "b"}], "missing_field"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "text": "lost"}], "missing_field"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": None}], "missing_field"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "refusal": "no"}], "not_text"),
     ],
 )
 def test_what_would_have_to_be_guessed_is_rejected(turns, reason):

@@ -125,6 +125,13 @@ def test_what_is_not_exported_is_counted(tmp_path):
     assert read_parquet(tmp_path, "train")[0]["input_ids"] == [1, 2, 3, 4, 5]
 
 
+def test_an_id_that_looks_like_a_turn_is_no_other_rows_id(tmp_path):
+    """A conversation's second turn and another conversation of that name are two rows with two ids."""
+    rows = [response("c", turn=1), response("c#1"), response("c#x")]
+    export(tmp_path, [dataset(tmp_path, rows)])
+    assert [row["id"] for row in read_parquet(tmp_path, "train")] == ["c#1", "c#1#0", "c#x"]
+
+
 def test_manifest_agrees_with_the_files(tmp_path):
     """Hashes, sizes and sums are those of the files on disk."""
     sources = [dataset(tmp_path, [response(f"{d}{n}") for n in range(40)], d) for d in ("x", "y")]

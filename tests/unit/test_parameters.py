@@ -126,3 +126,11 @@ def test_hub_settings_are_refused_for_files():
     """They would be ignored."""
     with pytest.raises(ValidationError, match=r"split is for a source on the Hub .* not for 'a\.jsonl'"):
         DatasetSettings(name="mine", source="a.jsonl", adapter="messages", split="train")
+
+
+@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "chat_template"])
+def test_what_is_not_the_templates_is_refused_as_its_argument(name):
+    """It would be refused with each prompt, or render another template."""
+    dataset = {"name": "mine", **DATASET, "chat_template_kwargs": {name: True}}
+    with pytest.raises(InputError, match=rf"kwargs: '{name}' is not the template's"):
+        build_parameters({"datasets": [dataset]})

@@ -343,12 +343,14 @@ def test_a_source_that_breaks_off_leaves_everything_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("rows", [[], ['{"messages": []}'] * 3, ['{"other": 1}', "[1]"]])
 def test_a_source_without_prompts_says_what_became_of_its_rows(tmp_path, rows):
-    """The message counts the rows and names the dataset and the adapter; old prompts stay."""
+    """The message counts the rows and names the dataset and the adapter; each is in rejected.jsonl."""
     run(tmp_path, write_source(tmp_path, [make_row("a")]))
     before = read_files(tmp_path)
     with pytest.raises(EmptyDatasetError, match=f"'B2_code': {len(rows)} rows read, none .*'messages'"):
         run(tmp_path, write_source(tmp_path, rows))
-    assert read_files(tmp_path) == before
+    assert len(read_rejected(tmp_path)) == len(rows)
+    kept = {name: content for name, content in read_files(tmp_path).items() if name != REJECTED}
+    assert kept == {name: content for name, content in before.items() if name != REJECTED}
 
 
 def test_options_reach_the_prompts(tmp_path):

@@ -359,7 +359,7 @@ REPR = THINKING.replace(
 @pytest.mark.parametrize(
     ("template", "arguments", "shown"),
     [
-        (CHATML, '{"at":  "Husum"}', '{"at": "Husum"}'),
+        (CHATML, '{"at": "Husum"}', '{"at": "Husum"}'),
         (CHATML, {"at": "Husum"}, '{"at": "Husum"}'),
         (THINKING, '{"at":  "Husum"}', '{"at":  "Husum"}'),
         (THINKING, {"at": "Köln"}, '{"at": "Köln"}'),
@@ -379,6 +379,15 @@ def test_arguments_of_calls_are_as_recorded_where_the_template_can_show_it(make,
     assert "None" not in one
     assert two == "done<|im_end|>"
     assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"at":  "Husum"}', '{"at":"Husum"}', '{"at": 1e5}', '{"at": 1, "at": 2}']
+)
+def test_arguments_that_the_template_writes_otherwise_are_refused(make, arguments):
+    """The text is what the target wrote; one that a template makes of the parsed JSON is a guess."""
+    refused = make(CHATML).refusal(user("q"), target_turn(None, tool_calls=[call(arguments)]))
+    assert refused.reason == "arguments_rewritten"
 
 
 def test_ids_that_the_model_does_not_have_are_refused(make, tmp_path):

@@ -32,6 +32,8 @@ _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _CUT_THOUGHT = re.compile(r"\A\s*<think>.*\Z", re.DOTALL)  # the answer ended inside its thought
 _UNOPENED_THOUGHT = re.compile(r"\A.*</think>\s*", re.DOTALL)  # the template wrote the opening mark
 
+_CONTENT_FIELDS = frozenset({"content", "tool_calls", "function_call"})
+
 Turn = dict[str, Any]
 
 
@@ -72,6 +74,9 @@ def clean_turn(turn: Any) -> Turn:
     role = to_role(turn.get("role"))
     content = turn.get("content")
     if not isinstance(content, str):
+        if content is None and not _CONTENT_FIELDS.intersection(turn):
+            fields = ", ".join(sorted(map(str, turn)))
+            raise RowRejected("missing_field", f"a turn has no content; its fields are {fields}")
         content = to_text(content)
     if role == "assistant":
         return _clean_answer(turn, content)

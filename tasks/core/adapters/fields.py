@@ -12,6 +12,13 @@ import orjson
 
 from tasks.core.adapters.errors import RowRejected
 
+_TAKEN_KWARGS = frozenset(
+    {
+        *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    }
+)  # transformers 5
 _META_TEXT_CHARS = 200  # labels and scores, not texts
 
 
@@ -69,6 +76,23 @@ def to_mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise RowRejected("bad_field", f"field {name!r} is {type(value).__name__}, not an object")
     return dict(value)
+
+
+def to_template_kwargs(value: Any) -> dict[str, Any]:
+    """Arguments for the chat template, none of which is an argument of ours to what renders it.
+
+    Raises:
+        RowRejected: "bad_json" or "bad_field".
+    """
+    kwargs = to_mapping(value, "chat_template_kwargs")
+    if taken := find_taken_kwargs(kwargs):
+        raise RowRejected("bad_field", f"chat_template_kwargs has {taken[0]!r}, which is not the template's")
+    return kwargs
+
+
+def find_taken_kwargs(kwargs: Mapping[str, Any]) -> list[str]:
+    """The names among them that are arguments of `apply_chat_template` itself, not of the template."""
+    return [name for name in kwargs if name in _TAKEN_KWARGS]
 
 
 def row_id(row: Mapping[str, Any], *names: str) -> str:

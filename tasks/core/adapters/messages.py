@@ -1,4 +1,4 @@
-"""OpenAI-style rows: `messages`, with optional `tools`, `system`, `id`, `meta`.
+"""OpenAI-style rows: `messages`, with optional `tools` (or the older `functions`), `system`, `id`, `meta`.
 
 Knows that `messages` and `tools` may be JSON text (SWE-smith's are). Invariant: a row without `messages` is
 rejected, never guessed at.
@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.core.adapters.conversation import Conversation
-from tasks.core.adapters.fields import optional_text, require, row_id, scalars, to_list, to_mapping
+from tasks.core.adapters.fields import (
+    optional_text,
+    require,
+    row_id,
+    scalars,
+    to_list,
+    to_mapping,
+    to_template_kwargs,
+)
 from tasks.core.adapters.tools import to_tools
 
 ID_FIELDS = ("id", "prompt_id", "conversation_id", "uuid")
@@ -29,8 +37,8 @@ def adapt_messages(row: Mapping[str, Any]) -> Conversation:
     return Conversation(
         turns,
         id=row_id(row, *ID_FIELDS),
-        tools=to_tools(row.get("tools")),
-        chat_template_kwargs=to_mapping(kwargs, "chat_template_kwargs") if kwargs else {},
+        tools=to_tools(row.get("tools") or row.get("functions")),
+        chat_template_kwargs=to_template_kwargs(kwargs) if kwargs else {},
         meta={**scalars(row, "source"), **(scalars(to_mapping(meta, "meta")) if meta else {})},
     )
 

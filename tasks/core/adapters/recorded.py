@@ -10,8 +10,10 @@ from typing import Any
 
 from tasks.core.adapters.common import THOUGHT_PARTS, Turn, clean_turn, to_text
 from tasks.core.adapters.errors import RowRejected
+from tasks.core.adapters.tools import to_tool_calls
 
-_THOUGHT_FIELDS = ("reasoning_content", "reasoning")
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_OTHER_CONTENT = ("refusal", "audio", "images")
 
 
 def record_turns(turns: Sequence[Any]) -> list[Turn]:
@@ -30,8 +32,11 @@ def record_turns(turns: Sequence[Any]) -> list[Turn]:
 def _record_turn(turn: Any) -> Turn:
     if not isinstance(turn, Mapping):
         return clean_turn(turn)  # which says what is wrong with it
+    _refuse_lost(turn)
     content, thoughts = _split_parts(turn.get("content"))
     recorded = {**clean_turn({**turn, "content": ""}), "content": content}
+    if "tool_calls" in recorded:
+        recorded["tool_calls"] = to_tool_calls(turn, as_recorded=True)
     thoughts += [turn[key] for key in _THOUGHT_FIELDS if isinstance(turn.get(key), str)]
     if recorded["role"] == "assistant" and (told := list(dict.fromkeys(filter(str.strip, thoughts)))):
         if len(told) > 1:
@@ -40,6 +45,17 @@ def _record_turn(turn: Any) -> Turn:
             )
         recorded["reasoning_content"] = told[0]
     return recorded
+
+
+def _refuse_lost(turn: Mapping[str, Any]) -> None:
+    """What the turn said beside its text, or where nobody looks for it, would be missing from it."""
+    for name in _OTHER_CONTENT:
+        if turn.get(name):
+            raise RowRejected("not_text", f"a turn has {name!r}, which no template shows")
+    says_otherwise = any(turn.get(name) for name in ("tool_calls", "function_call", *_THOUGHT_FIELDS))
+    if turn.get("content") is None and not says_otherwise:
+        fields = ", ".join(sorted(map(str, turn)))
+        raise RowRejected("missing_field", f"a turn has no content; its fields are {fields}")
 
 
 def _split_parts(content: Any) -> tuple[str, list[str]]:

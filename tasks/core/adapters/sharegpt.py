@@ -53,10 +53,11 @@ def _to_turn(turn: Any) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise RowRejected("bad_field", f"a turn is {type(turn).__name__}, not an object")
     speaker = turn.get("from", turn.get("role"))
-    content = turn.get("value", turn.get("content"))
+    texts = [turn[name] for name in ("value", "content") if name in turn]
+    said = {"content": texts[0]} if texts else {}
     if isinstance(speaker, str) and speaker.strip().lower() in _CALLERS:
-        return {"role": "assistant", "content": "", "tool_calls": _to_calls(content)}
-    return {**turn, "role": speaker, "content": content}
+        return {"role": "assistant", "content": "", "tool_calls": _to_calls(said.get("content"))}
+    return {**turn, "role": speaker, **said}
 
 
 def _to_calls(value: Any) -> list[Any]:

@@ -35,9 +35,8 @@ def adapt_sweagent(row: Mapping[str, Any]) -> Conversation:
 def _to_turn(turn: Any) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise RowRejected("bad_field", f"a turn is {type(turn).__name__}, not an object")
-    text = next(
-        (turn[key] for key in ("text", "content", "system_prompt") if turn.get(key) is not None), None
-    )
+    texts = [turn[key] for key in ("text", "content", "system_prompt") if key in turn]
+    said = {"content": next((text for text in texts if text is not None), None)} if texts else {}
     ids = turn.get("tool_call_ids")
     label = {"tool_call_id": ids[0]} if isinstance(ids, list) and ids else {}
-    return {**turn, **label, "content": text}
+    return {**turn, **label, **said}

@@ -40,8 +40,10 @@ def to_tool(value: Any) -> dict[str, Any]:
     return {"type": "function", "function": dict(function)}
 
 
-def to_tool_calls(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
+def to_tool_calls(turn: Mapping[str, Any], *, as_recorded: bool = False) -> list[dict[str, Any]]:
     """The calls of an assistant turn, from `tool_calls` or the older `function_call`.
+
+    With `as_recorded` the text of arguments is kept to the letter: it is what was generated.
 
     Raises:
         RowRejected: "bad_tool_call".
@@ -54,7 +56,7 @@ def to_tool_calls(turn: Mapping[str, Any]) -> list[dict[str, Any]]:
         calls = [single]
     if not isinstance(calls, list):
         raise RowRejected("bad_tool_call", f"tool_calls is {type(calls).__name__}, not a list")
-    return [_to_tool_call(call) for call in calls]
+    return [_to_tool_call(call, as_recorded=as_recorded) for call in calls]
 
 
 def make_tool_call(name: Any, arguments: Any, *, call_id: str | None = None) -> dict[str, Any]:
@@ -69,16 +71,19 @@ def make_tool_call(name: Any, arguments: Any, *, call_id: str | None = None) -> 
     return {**call, "type": "function", "function": {"name": name, "arguments": _to_arguments(arguments)}}
 
 
-def _to_tool_call(call: Any) -> dict[str, Any]:
+def _to_tool_call(call: Any, *, as_recorded: bool) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise RowRejected("bad_tool_call", f"a tool call is not an object: {str(call)[:80]!r}")
     call_id = call.get("id")
-    return make_tool_call(
+    made = make_tool_call(
         function.get("name"),
         function.get("arguments"),
         call_id=call_id if isinstance(call_id, str) else None,
     )
+    if as_recorded and isinstance(function.get("arguments"), str):
+        made["function"]["arguments"] = function["arguments"]
+    return made
 
 
 def _to_arguments(value: Any) -> dict[str, Any] | str:
