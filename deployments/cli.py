@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-import flows.serve_cli  # noqa: F401 - the command registers itself
+import flows.folder_cli
+import flows.serve_cli  # noqa: F401 - the commands register themselves
 from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
 
 __all__ = ["main"]

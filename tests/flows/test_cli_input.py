@@ -10,7 +10,7 @@ import pytest
 from run_support import DRAFTMILL, Runner, write_prompts
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.folder_cli import app
 from tasks.core.run_file import update_run_file
 
 
@@ -262,7 +262,7 @@ def test_help_is_there_and_needs_no_prefect(command):
     """Help of every command, without the seconds that importing Prefect takes."""
     done = subprocess.run([*DRAFTMILL, *command, "--help"], capture_output=True, text=True, check=True)
     assert "Usage" in done.stdout
-    code = "import sys, flows.cli; sys.exit('prefect' in sys.modules)"
+    code = "import sys, flows.folder_cli; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

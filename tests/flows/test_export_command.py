@@ -8,7 +8,7 @@ from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
 from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
-from flows.cli import app
+from flows.folder_cli import app
 from tasks.core.export_rows import ExportDataset
 from tasks.core.records import Prompt
 from tasks.core.run_file import update_run_file

@@ -12,7 +12,7 @@ from rich.console import Console
 from run_support import DRAFTMILL
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.folder_cli import app
 from flows.monitor import render_look, shorten
 from tasks.core.log_watch import RunLogWatch
 from tasks.core.records import Rejected, Response
