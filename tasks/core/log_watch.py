@@ -163,4 +163,5 @@ def _find_state(stats: DatasetStats, idle_s: float | None) -> State:
 def _find_problems(looks: Sequence[_DatasetLook]) -> list[str]:
     silent = [one for one in looks if one.progress.state == "stopped"]
     found = [f"{one.stats.name}: no row for {format_duration(one.idle_s)}" for one in silent]
-    return found + find_problems([one.stats for one in looks], running=True)
+    more = find_problems([one.stats for one in looks], running=True)
+    return [*found, *more.trouble, *more.notes]

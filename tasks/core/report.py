@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from tasks.core.files import write_bytes_atomically
 from tasks.core.log_watch import SILENT_S, describe_progress
-from tasks.core.problems import find_problems
+from tasks.core.problems import Problems, find_problems
 from tasks.core.report_charts import (
     Chart,
     Gap,
@@ -83,13 +83,14 @@ def render_report(
 ) -> str:
     """The page as text; `run` is the content of run.json, `manifest` that of the export's, if any."""
     generated = total_generated(stats)
-    problems = find_problems(stats)
+    silent_s = _find_silence(generated, now)
+    problems = find_problems(stats, running=silent_s is not None and silent_s < SILENT_S)
     coverage = read_coverage(manifest)
     return _load_template().render(
         title=_find_title(run, folder),
         folder=folder,
         written=f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        tiles=make_tiles(stats, problems),
+        tiles=make_tiles(stats, problems, silent_s=silent_s),
         problems=problems,
         stats=list(stats),
         total=(total := total_stats(stats)),
@@ -107,25 +108,27 @@ def render_report(
     )
 
 
-def make_tiles(stats: Sequence[DatasetStats], problems: Sequence[str]) -> list[Tile]:
-    """How far, how fast, when done, what went wrong."""
+def make_tiles(
+    stats: Sequence[DatasetStats], problems: Problems, *, silent_s: float | None = None
+) -> list[Tile]:
+    """How far, how fast, when done, what went wrong; the last answer came `silent_s` ago."""
     progress = _to_progress(stats)
     total, speed = progress.total, measure_speed(total_generated(stats))
     of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
-    done = sum(one.is_done for one in progress.datasets)
-    wrong = Tile("What went wrong?", "Nothing", "no dataset needs a look", "good")
-    if problems:
-        count = f"{len(problems)} thing{'s' if len(problems) > 1 else ''}"
-        wrong = Tile("What went wrong?", count, "listed below", "bad")
+    notes = f"{len(problems.notes)} notes below" if problems.notes else "no dataset needs a look"
+    wrong = Tile("What went wrong?", "Nothing", notes, "good")
+    if problems.trouble:
+        count = f"{len(problems.trouble)} thing{'s' if len(problems.trouble) > 1 else ''}"
+        wrong = Tile("What went wrong?", count, problems.trouble[0], "bad")
     return [
         Tile(
             "How far?",
             f"{progress.percent:.1f}%",
-            f"{total.completion_tokens:,}{of_budget} tokens; {done} of {len(stats)} datasets done",
-            "good" if total.is_done else "plain",
+            f"{total.completion_tokens:,}{of_budget} tokens; {progress.describe_done()}",
+            "good" if total.state == "complete" else "plain",
         ),
         _make_speed_tile(total_stats(stats), speed),
-        _make_end_tile(stats, left_tokens=total.left_tokens, speed=speed),
+        _make_end_tile(stats, left_tokens=total.left_tokens, speed=speed, silent_s=silent_s),
         wrong,
     ]
 
@@ -141,16 +144,25 @@ def _make_speed_tile(stats: DatasetStats, speed: float) -> Tile:
     return Tile("How fast?", f"{speed:,.0f} tokens/s", f"on average, pauses left out; last answer {last} UTC")
 
 
-def _make_end_tile(stats: Sequence[DatasetStats], *, left_tokens: float, speed: float) -> Tile:
+def _find_silence(stats: DatasetStats, now: datetime) -> float | None:
+    """Seconds since the last answer; None where no row names its time."""
+    if stats.last_finished_at is None:
+        return None
+    return max(0.0, now.timestamp() - parse_time(stats.last_finished_at))
+
+
+def _make_end_tile(
+    stats: Sequence[DatasetStats], *, left_tokens: float, speed: float, silent_s: float | None
+) -> Tile:
     question, total = "When done?", total_stats(stats)
     if total.status == "incomplete":
         if not (left_tokens and speed):
             return Tile(question, "not known", "nothing to reckon from yet")
-        return Tile(
-            question,
-            f"{format_duration(left_tokens / speed)} to go",
-            f"at that speed: {left_tokens:,.0f} tokens",
-        )
+        left = format_duration(left_tokens / speed)
+        if silent_s is not None and silent_s >= SILENT_S:
+            ago = f"the last answer came {format_duration(silent_s)} before this page was made"
+            return Tile(question, "stopped", f"{ago}; {left} of work are left", "bad")
+        return Tile(question, f"{left} to go", f"at that speed: {left_tokens:,.0f} tokens")
     if total.started_at is None or total.last_finished_at is None:
         return Tile(question, "done", "the rows name no times", "good")
     end_s = parse_time(total.last_finished_at)

@@ -72,11 +72,14 @@ class RunProgress:
 
     @property
     def percent(self) -> float:
-        """0 to 100: a dataset counts up to its budget, and all of it once it is done."""
+        """0 to 100: a dataset counts up to its budget; one that ran out of prompts, what it has of it."""
         budgets = self._budgeted
         if not budgets:
             return 100.0 * sum(one.share for one in self.datasets) / max(1, len(self.datasets))
-        counted = sum(budget if one.is_done else one.completion_tokens for one, budget in budgets)
+        counted = sum(
+            budget if one.state == "complete" else min(one.completion_tokens, budget)
+            for one, budget in budgets
+        )
         return 100.0 * counted / max(1, sum(budget for _, budget in budgets))
 
     @property
@@ -104,11 +107,18 @@ class RunProgress:
             tokens_per_s=sum(one.tokens_per_s for one in counted),
         )
 
+    def describe_done(self) -> str:
+        """How many datasets are done, and how many of these for want of prompts."""
+        done = sum(one.is_done for one in self.datasets)
+        out = sum(one.state == "exhausted" for one in self.datasets)
+        text = f"{done} of {len(self.datasets)} datasets done"
+        return f"{text} ({out} ran out of prompts)" if out else text
+
     def to_line(self) -> str:
         """One line for a progress bar."""
-        total, done = self.total, sum(one.is_done for one in self.datasets)
+        total = self.total
         of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
-        line = f"{total.completion_tokens:,}{of_budget} tokens, {done} of {len(self.datasets)} datasets done"
+        line = f"{total.completion_tokens:,}{of_budget} tokens, {self.describe_done()}"
         if total.is_done:
             return line
         return f"{line}, {total.tokens_per_s:,.0f} tok/s, ETA {format_duration(total.eta_s)}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.problems import find_problems
+from tasks.core.problems import Problems, find_problems
 from tasks.core.records import Rejected, Response
 from tasks.core.report import make_tiles, measure_speed, read_coverage, render_report, write_report
 from tasks.core.report_charts import (
@@ -77,7 +77,7 @@ class Page(HTMLParser):
 
 def test_a_finished_run_is_told_in_four_tiles(tmp_path):
     """How far, how fast, when done, what went wrong."""
-    tiles = make_tiles([make_stats(tmp_path / "d")], [])
+    tiles = make_tiles([make_stats(tmp_path / "d")], Problems([], []))
     assert [tile.answer for tile in tiles] == ["100.0%", "11 tokens/s", "done", "Nothing"]
     assert "1,000 of 1,000 tokens; 1 of 1 datasets done" in tiles[0].detail
     assert tiles[2].detail == "Jan 15 08:01 UTC, after 2 min"
@@ -90,8 +90,26 @@ def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     tiles = make_tiles(stats, problems)
     assert tiles[0].answer == f"{100 * 1000 / 1200:.1f}%"
     assert tiles[2].answer == "18 s to go"
-    assert problems == ["d: not done, 200 tokens short of its budget; the same command goes on"]
-    assert tiles[3].answer == "1 thing"
+    assert problems.trouble == ["d: not done, 200 tokens short of its budget; the same command goes on"]
+    assert (tiles[3].answer, tiles[3].detail) == ("1 thing", problems.trouble[0])
+    [*_, end, _] = make_tiles(stats, problems, silent_s=2400.0)
+    assert (end.answer, end.tone) == ("stopped", "bad")
+    assert end.detail == "the last answer came 40 min before this page was made; 18 s of work are left"
+
+
+def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path):
+    """From the mean of the answers so far; a run at work is told too, and is not 100% in the end."""
+    short = dataclasses.replace(
+        make_stats(tmp_path / "d", budget=60_000), rows=100, answered=100, prompts=150,
+        completion_tokens=10_000,
+        status="incomplete",
+    )  # fmt: skip
+    expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens"
+    assert find_problems([short], running=True).trouble == [expected]
+    out = dataclasses.replace(short, answered=150, rows=150, completion_tokens=15_000, status="exhausted")
+    far, *_ = make_tiles([out], find_problems([out]))
+    assert (far.answer, far.tone) == ("25.0%", "plain")
+    assert "1 of 1 datasets done (1 ran out of prompts)" in far.detail
 
 
 def test_pauses_are_no_part_of_the_speed(tmp_path):
@@ -108,7 +126,7 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
         make_stats(tmp_path / "d", budget=2000),
         make_stats(tmp_path / "t", budget=None, tokens=9000, name="t"),
     ]
-    far, fast, *_ = make_tiles(stats, [])
+    far, fast, *_ = make_tiles(stats, Problems([], []))
     assert (far.answer, fast.answer) == ("50.0%", "11 tokens/s")
     assert "Datasets without a budget are conversations" in Page(render(*stats)).text
 
@@ -120,18 +138,31 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
         ({"unreadable": 2}, "2 lines of its logs are damaged"),
         ({"not_token_exact": 3}, "3 rows are not token-exact"),
         ({"empty": 1}, "1 answers are empty"),
-        ({"finish_reasons": {"length": 4, "stop": 6}}, "40% of its answers were cut at max_new_tokens"),
-        ({"rejected": {"a": 1, "b": 9}}, "set aside: b 9, a 1"),
-        (
-            {"rejected": {"a": 5}, "prepare": {"rows_read": 100, "rejected": 5}},
-            "set aside: a 5",
-        ),
+        ({"finish_reasons": {"length": 6, "stop": 4}}, "60% of its answers were cut at max_new_tokens"),
+        ({"rejected": {"a": 1, "b": 9}}, "prompts set aside: b 9, a 1"),
     ],
 )
 def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
     """One sentence each."""
-    [problem] = find_problems([make_stats(tmp_path / "d", **changes)])
-    assert problem.startswith(f"d: {words}")
+    found = find_problems([make_stats(tmp_path / "d", **changes)])
+    assert [problem.startswith(f"d: {words}") for problem in found.trouble] == [True]
+    assert not found.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"finish_reasons": {"length": 4, "stop": 6}}, "40% of its answers were cut at max_new_tokens"),
+        (
+            {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 100, "rejected": 5}},
+            "source rows that are no prompts: no_user_turn 5",
+        ),
+    ],
+)
+def test_what_is_only_worth_knowing_is_a_note(tmp_path, changes, words):
+    """It does not make a good run look bad."""
+    found = find_problems([make_stats(tmp_path / "d", **changes)])
+    assert (found.trouble, found.notes) == ([], [f"d: {words}"])
 
 
 @pytest.mark.parametrize(
@@ -139,12 +170,13 @@ def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
     [
         {},
         {"finish_reasons": {"length": 1, "stop": 99}, "rows": 100},
-        {"rejected": {"a": 5}, "prepare": {"rows_read": 1000, "rejected": 5}},
+        {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 1000, "rejected": 5}},
     ],
 )
 def test_what_is_the_way_of_the_world_is_no_problem(tmp_path, changes):
     """A dataset that is done, a few answers that were cut, a few source rows that are no prompts."""
-    assert find_problems([dataclasses.replace(make_stats(tmp_path / "d"), **changes)]) == []
+    found = find_problems([dataclasses.replace(make_stats(tmp_path / "d"), **changes)])
+    assert found == Problems([], [])
 
 
 def test_every_section_is_there(tmp_path):

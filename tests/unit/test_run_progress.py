@@ -156,13 +156,13 @@ def test_a_dataset_that_saves_nothing_any_more_has_stopped():
 def test_a_dataset_is_done_at_its_budget_its_cap_or_its_last_prompt(
     rows, tokens, set_aside, max_samples, state
 ):
-    """One that is done has nothing left and counts its whole budget."""
+    """One that is done has nothing left; one that reached its goal counts its whole budget."""
     found = checkpoint(rows=rows, tokens=tokens, set_aside=set_aside, saved_s=-500.0)
     progress = look(watch(max_samples=max_samples), found, 0.0)
     assert progress.state == state
     assert progress.is_done == (state != "waiting")
     assert (progress.eta_s == 0.0) == progress.is_done
-    assert RunProgress((progress,)).percent == (100.0 if progress.is_done else 5.0)
+    assert RunProgress((progress,)).percent == (100.0 if state == "complete" else tokens / 100)
 
 
 def test_what_cannot_be_read_leaves_what_is_known():
