@@ -1,6 +1,11 @@
-"""What holds for all tests: no time limit on an example, for the machine may be busy."""
+"""What holds for all tests: no time limit on an example, for the machine may be busy; Ctrl-C is heard."""
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("draftmill", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("draftmill")
+
+# A shell that starts us in the background has it ignored, which every process that we start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)

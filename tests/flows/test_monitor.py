@@ -124,7 +124,7 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
         "tok/s, ETA",
     ):
         assert text in shown
-    assert "! [red]x: set aside: http_500 1" in shown
+    assert "! [red]x: prompts set aside: http_500 1" in shown
     assert "! [red]x: 100% of its answers were cut at max_new_tokens" in shown
 
 
