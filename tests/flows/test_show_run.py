@@ -52,8 +52,9 @@ def test_a_run_leaves_one_bar_one_table_and_one_link(runner, fake_server):
         for what in ("progress", "datasets", "report")
     )
     assert bar.type == "progress"
-    assert float(bar.data) == 100.0
-    assert "2 of 2 datasets done" in bar.description
+    of_b = sum(row["completion_tokens"] for row in runner.rows("b"))  # its ten prompts are no budget
+    assert float(bar.data) == pytest.approx(100 * (1500 + of_b) / 3000, abs=0.01)
+    assert "2 of 2 datasets done (1 ran out of prompts)" in bar.description
     assert {one.flow_run_id for one in (bar, table)} == {link.flow_run_id}
     [prepared] = asyncio.run(_read(artifact_key("prepare", "b")))
     counts = {row["what"]: row["count"] for row in json.loads(prepared.data)}
