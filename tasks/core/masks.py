@@ -160,7 +160,8 @@ def _check_spans(name: str, spans: Any, n_ids: int) -> list[tuple[int, int]]:
 def _join_ids(
     name: str, prompt: list[int] | np.ndarray, output: list[int] | np.ndarray
 ) -> tuple[np.ndarray, int, int]:
-    if isinstance(prompt, np.ndarray):  # int64, and a row without answers of its own has a list of none
+    if isinstance(prompt, np.ndarray) and isinstance(output, np.ndarray | list):
+        # int64, and a row without answers of its own has a list of none
         joined_ids = np.concatenate([prompt, np.asarray(output, np.int64)])
         if len(joined_ids) and not 0 <= int(joined_ids.min()) <= int(joined_ids.max()) < 1 << 31:
             raise NotTokenExact("not_token_ids", f"response {name!r}: an id is no 32-bit number from 0 on")

@@ -3,7 +3,7 @@
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks.core.fast_responses import ResponseReader
@@ -59,6 +59,7 @@ def describe(read, line):
 
 
 @given(lines)
+@example({"id": "", "prompt_tokens": 0, "completion_tokens": 0, "input_ids": [], "output_ids": False})
 def test_a_row_gives_the_same_samples_either_way(row):
     """Whole, odd or refused: the same rows, or the same reason."""
     line = orjson.dumps(row) + b"\n"
