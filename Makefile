@@ -9,7 +9,7 @@ TRAINERS := .venv-trainers
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo hub test test-live test-profiles test-trainers test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
+.PHONY: help demo hub test fuzz test-live test-profiles test-trainers test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ test-ui: $(DEV_STAMP) ## Drive the Prefect UI, and open a report, in headless Ch
 
 unit: $(DEV_STAMP) ## The core's tests only: seconds
 	$(BIN)/python -m pytest tests/unit -q
+
+fuzz: $(DEV_STAMP) ## The property tests of the core with new random examples, 5,000 each
+	$(BIN)/python -m pytest tests/unit -q --hypothesis-profile=fuzz -m hypothesis
 
 bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, two with 7 to 12 GB in the temp folder)
 	$(BIN)/python benchmarks/bench_budget.py
