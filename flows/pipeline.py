@@ -127,9 +127,9 @@ async def _aggregate_and_export(
     parameters: RunParameters, plans: list[DatasetPlan], results: list[GenerationResult]
 ) -> RunReport:
     output_dir = Path(parameters.output_dir)
-    stats = await aggregate_stats(output_dir, plans)
+    stats = await aggregate_stats(output_dir, plans, ended=True)
     export = await export_drafter_data(output_dir, stats, to_export_rules(parameters))
-    await asyncio.to_thread(write_report, output_dir, stats)  # again: it shows what the export counted
+    await asyncio.to_thread(write_report, output_dir, stats, ended=True)  # again, with the export's counts
     return RunReport(output_dir, results, stats, export)
 
 

@@ -18,11 +18,16 @@ _REPORTS = ("report.html", "stats.json")  # the best one first
 
 
 @task(name="aggregate-stats", cache_policy=NO_CACHE, persist_result=False)
-async def aggregate_stats(output_dir: Path, plans: Sequence[DatasetPlan]) -> list[DatasetStats]:
-    """Count every dataset, write stats.json, stats.parquet and report.html, show the table as an artifact."""
+async def aggregate_stats(
+    output_dir: Path, plans: Sequence[DatasetPlan], *, ended: bool = False
+) -> list[DatasetStats]:
+    """Count every dataset, write stats.json, stats.parquet and report.html, show the table as an artifact.
+
+    `ended` says that nothing generates any more: the report then says so of what is not done.
+    """
     stats = await asyncio.to_thread(collect_stats, output_dir, plans)
     await asyncio.to_thread(write_stats, stats, output_dir)
-    await asyncio.to_thread(write_report, output_dir, stats)
+    await asyncio.to_thread(write_report, output_dir, stats, ended=ended)
     await _show(output_dir, stats)
     return stats
 

@@ -47,7 +47,7 @@ class _RunArtifacts:
 
     def _make_bar(self, progress: RunProgress) -> ProgressArtifact:
         return ProgressArtifact(
-            progress=round(progress.percent, 2),
+            progress=round(progress.total.reached_percent, 2),
             key=run_artifact_key(self._output_dir, "progress"),
             description=f"{progress.to_line()}, in {self._output_dir.resolve()}",
         )

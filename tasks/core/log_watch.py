@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.core.problems import find_problems
+from tasks.core.problems import Problems, find_problems
 from tasks.core.recent_answers import (
     WINDOW_S,
     RecentAnswers,
@@ -19,11 +19,12 @@ from tasks.core.recent_answers import (
 from tasks.core.run_file import RUN_FILE
 from tasks.core.run_progress import DatasetProgress, RunProgress, State, estimate_left_tokens, format_duration
 from tasks.core.run_stats import describe_dataset, read_plans
-from tasks.core.stats import DatasetPlan, DatasetStats, parse_time
+from tasks.core.stats import PAUSE_S, DatasetPlan, DatasetStats, parse_time
 from tasks.core.stats_scan import DatasetScan
 
-SILENT_S = 300.0  # without a row for so long, a dataset is taken to have stopped
+SILENT_S = PAUSE_S  # without a row for so long, a dataset is taken to have stopped
 CLOCKS_DIFFER_S = 60.0
+_SILENT_ALONE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class RunLook:
     stats: tuple[DatasetStats, ...]
     idle_s: tuple[float | None, ...]
     servers: tuple[ServerActivity, ...]
-    problems: tuple[str, ...]
+    problems: Problems
 
 
 class RunLogWatch:
@@ -73,7 +74,7 @@ class RunLogWatch:
             stats=tuple(one.stats for one in looks),
             idle_s=tuple(one.idle_s for one in looks),
             servers=tuple(self._describe_servers(looks)),
-            problems=tuple(_find_problems(looks)),
+            problems=_find_problems(looks),
         )
 
     def _describe_servers(self, looks: Sequence["_DatasetLook"]) -> list[ServerActivity]:
@@ -145,6 +146,7 @@ def describe_progress(
         prompts=stats.prompts,
         completion_tokens=stats.completion_tokens,
         budget_tokens=stats.budget_tokens,
+        reached_percent=stats.reached_percent,
         left_tokens=left_tokens,
         finish_reasons=stats.finish_reasons,
         rejected=stats.rejected,
@@ -160,8 +162,13 @@ def _find_state(stats: DatasetStats, idle_s: float | None) -> State:
     return "generating" if idle_s < SILENT_S else "stopped"
 
 
-def _find_problems(looks: Sequence[_DatasetLook]) -> list[str]:
+def _find_problems(looks: Sequence[_DatasetLook]) -> Problems:
+    """Those of the statistics, after the datasets that have stopped: one sentence each, or one for many."""
+    found = find_problems([one.stats for one in looks], running=True)
     silent = [one for one in looks if one.progress.state == "stopped"]
-    found = [f"{one.stats.name}: no row for {format_duration(one.idle_s)}" for one in silent]
-    more = find_problems([one.stats for one in looks], running=True)
-    return [*found, *more.trouble, *more.notes]
+    stopped = [f"{one.stats.name}: no row for {format_duration(one.idle_s)}" for one in silent]
+    if len(silent) > _SILENT_ALONE:
+        least = format_duration(min(one.idle_s or 0.0 for one in silent))
+        names = ", ".join(one.stats.name for one in silent)
+        stopped = [f"{len(silent)} datasets: no row for {least} or more: {names}"]
+    return Problems([*stopped, *found.trouble], found.notes)

@@ -15,6 +15,7 @@ _REASONS = 3
 _MOSTLY = 0.5
 _ENOUGH_ROWS = 20  # to tell from when prompts run out
 _FIRST_NOTE = 6
+_GO_ON = "; run the same command again to go on"
 _OF_SOURCES = frozenset(
     {
         *(
@@ -41,9 +42,11 @@ class Problems:
 
 def find_problems(stats: Sequence[DatasetStats], *, running: bool = False) -> Problems:
     """A sentence for each; a dataset that is not done is none while the run goes on."""
-    found = sorted(
-        (problem for one in stats for problem in _find(one, running=running)), key=lambda problem: problem[0]
-    )
+    found = [problem for one in stats for problem in _find(one, running=running)]
+    waiting = [one.name for one in stats if _is_waiting(one)]
+    if waiting and not running:
+        found.append((1, f"{', '.join(waiting)}: not begun{_GO_ON}"))
+    found.sort(key=lambda problem: problem[0])
     return Problems(
         [sentence for rank, sentence in found if rank < _FIRST_NOTE],
         [sentence for rank, sentence in found if rank >= _FIRST_NOTE],
@@ -55,8 +58,8 @@ def _find(stats: DatasetStats, *, running: bool) -> list[tuple[int, str]]:
     found = []
     if stats.unreadable:
         found.append((0, f"{stats.unreadable:,} lines of its logs are damaged; a run stops at the first"))
-    if stats.status == "incomplete" and not running:
-        found.append((1, f"not done, {_describe_missing(stats)}; the same command goes on"))
+    if stats.status == "incomplete" and not running and not _is_waiting(stats):
+        found.append((1, f"not done, {_describe_missing(stats)}{_GO_ON}"))
     if stats.status == "exhausted":
         found.append((2, f"its prompts are used up, {_missing(stats):,} tokens short of its budget"))
     if (end := _find_shortfall(stats)) is not None:
@@ -64,20 +67,24 @@ def _find(stats: DatasetStats, *, running: bool) -> list[tuple[int, str]]:
             (2, f"its prompts will be used up at about {end:,.0f} of {stats.budget_tokens:,} tokens")
         )
     if stats.not_token_exact:
-        found.append((3, f"{stats.not_token_exact:,} rows are not token-exact, and are not exported"))
+        found.append((3, f"{stats.not_token_exact:,} rows have no exact token ids, and are not exported"))
     if stats.empty > _EMPTY_SHARE * stats.rows:
         found.append((4, f"{stats.empty:,} answers are empty"))
     failed = {reason: n for reason, n in stats.rejected.items() if reason not in _OF_SOURCES}
     if _is_much(sum(failed.values()), stats.rows + sum(failed.values())):
-        found.append((5, f"prompts set aside: {format_counts(_most_common(failed))}"))
+        found.append((5, f"prompts without an answer: {format_counts(_most_common(failed))}"))
     unusable = {reason: n for reason, n in stats.rejected.items() if reason in _OF_SOURCES}
     if _is_much(sum(unusable.values()), stats.prepare.get("rows_read", 0)):
-        found.append((7, f"source rows that are no prompts: {format_counts(_most_common(unusable))}"))
+        found.append((7, f"source rows that cannot be used: {format_counts(_most_common(unusable))}"))
     cut = stats.finish_reasons.get("length", 0)
     if cut and cut >= _CUT_SHARE * stats.rows:
         rank = 4 if cut >= _MOSTLY * stats.rows else _FIRST_NOTE
-        found.append((rank, f"{cut / stats.rows:.0%} of its answers were cut at max_new_tokens"))
+        found.append((rank, f"{cut / stats.rows:.0%} of its answers were cut off at max_new_tokens"))
     return [(rank, f"{stats.name}: {sentence}") for rank, sentence in found]
+
+
+def _is_waiting(stats: DatasetStats) -> bool:
+    return stats.status == "incomplete" and not stats.rows and not stats.unreadable
 
 
 def _is_much(part: int, whole: int) -> bool:
@@ -104,8 +111,6 @@ def _missing(stats: DatasetStats) -> int:
 
 
 def _describe_missing(stats: DatasetStats) -> str:
-    if not stats.rows:
-        return "it has no row yet"
     if stats.budget_tokens is not None:
         return f"{_missing(stats):,} tokens short of its budget"
     if stats.prompts is None:

@@ -19,21 +19,21 @@ from tasks.core.log_watch import SILENT_S, describe_progress
 from tasks.core.problems import Problems, find_problems
 from tasks.core.report_charts import (
     Chart,
-    Gap,
     draw_coverage,
     draw_lengths,
     draw_throughput,
-    find_gaps,
     format_time,
 )
 from tasks.core.run_file import read_run_file
-from tasks.core.run_progress import RunProgress, format_duration
-from tasks.core.stats import DatasetStats, parse_time, total_stats
+from tasks.core.run_progress import RunProgress, format_duration, format_end
+from tasks.core.stats import PAUSE_S, DatasetStats, Gap, find_gaps, parse_time, total_stats
+from tasks.core.stats_views import describe_status, format_percent
 
 REPORT_FILE = "report.html"
 _MANIFEST = Path("export") / "manifest.json"
 _WIDE, _NARROW, _TALL, _LOW = 900.0, 400.0, 200.0, 90.0
 _ASIDE_ROWS = 40
+_ENDINGS = {"stop": "By themselves", "length": "Cut off", "abort": "Ended by the server"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,16 @@ class Coverage:
     datasets: list[tuple[str, float]]
 
 
-def write_report(output_dir: Path, stats: Sequence[DatasetStats], *, now: datetime | None = None) -> Path:
+def write_report(
+    output_dir: Path, stats: Sequence[DatasetStats], *, ended: bool = False, now: datetime | None = None
+) -> Path:
     """Replace report.html in the folder of a run; returns where it is.
+
+    Args:
+        output_dir: the folder.
+        stats: of its datasets.
+        ended: nothing generates any more; otherwise a run is at work while answers come.
+        now: when that is so.
 
     Raises:
         RunFolderError: run.json is damaged.
@@ -66,6 +74,7 @@ def write_report(output_dir: Path, stats: Sequence[DatasetStats], *, now: dateti
         run=read_run_file(output_dir),
         manifest=_read_manifest(output_dir),
         folder=str(output_dir.resolve()),
+        ended=ended,
         now=now or datetime.now(UTC),
     )
     path = output_dir / REPORT_FILE
@@ -80,26 +89,29 @@ def render_report(
     manifest: Any,
     folder: str,
     now: datetime,
+    ended: bool = False,
 ) -> str:
     """The page as text; `run` is the content of run.json, `manifest` that of the export's, if any."""
     generated = total_generated(stats)
-    silent_s = _find_silence(generated, now)
-    problems = find_problems(stats, running=silent_s is not None and silent_s < SILENT_S)
+    silent_s = _find_silence(total_stats(stats), now)
+    running = not ended and silent_s is not None and silent_s < SILENT_S
+    problems = find_problems(stats, running=running)
     coverage = read_coverage(manifest)
     return _load_template().render(
         title=_find_title(run, folder),
         folder=folder,
         written=f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        tiles=make_tiles(stats, problems, silent_s=silent_s),
+        tiles=make_tiles(stats, problems, now=now, running=running),
         problems=problems,
+        running=running,
         stats=list(stats),
         total=(total := total_stats(stats)),
-        whole_share=_to_progress(stats).percent / 100,  # what is over one budget fills no other
         has_unbudgeted=any(one.budget_tokens is None for one in stats) and total.budget_tokens is not None,
         throughput=_draw_throughput(generated),
         throughput_text=_describe_throughput(generated),
         lengths=_draw_lengths(stats),
         reasons=sorted(total.finish_reasons, key=lambda reason: -total.finish_reasons[reason]),
+        endings=_ENDINGS,
         set_aside=list(_list_set_aside(stats)),
         coverage=coverage,
         coverage_chart=_draw_coverage(coverage),
@@ -109,13 +121,13 @@ def render_report(
 
 
 def make_tiles(
-    stats: Sequence[DatasetStats], problems: Problems, *, silent_s: float | None = None
+    stats: Sequence[DatasetStats], problems: Problems, *, now: datetime, running: bool
 ) -> list[Tile]:
-    """How far, how fast, when done, what went wrong; the last answer came `silent_s` ago."""
-    progress = _to_progress(stats)
-    total, speed = progress.total, measure_speed(total_generated(stats))
-    of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
-    notes = f"{len(problems.notes)} notes below" if problems.notes else "no dataset needs a look"
+    """How far, how fast, when done, what went wrong."""
+    progress = RunProgress(tuple(describe_progress(one, None, None, 0.0) for one in stats))
+    total = progress.total
+    count = f"{len(problems.notes)} note{'s' if len(problems.notes) > 1 else ''} below"
+    notes = count if problems.notes else "no dataset needs a look"
     wrong = Tile("What went wrong?", "Nothing", notes, "good")
     if problems.trouble:
         count = f"{len(problems.trouble)} thing{'s' if len(problems.trouble) > 1 else ''}"
@@ -123,24 +135,21 @@ def make_tiles(
     return [
         Tile(
             "How far?",
-            f"{progress.percent:.1f}%",
-            f"{total.completion_tokens:,}{of_budget} tokens; {progress.describe_done()}",
+            format_percent(total.reached_percent),
+            progress.describe_reached(),
             "good" if total.state == "complete" else "plain",
         ),
-        _make_speed_tile(total_stats(stats), speed),
-        _make_end_tile(stats, left_tokens=total.left_tokens, speed=speed, silent_s=silent_s),
+        _make_speed_tile(total_stats(stats)),
+        _make_end_tile(total_stats(stats), left_tokens=total.left_tokens, now=now, running=running),
         wrong,
     ]
 
 
-def _to_progress(stats: Sequence[DatasetStats]) -> RunProgress:
-    return RunProgress(tuple(describe_progress(one, None, None, 0.0) for one in stats))
-
-
-def _make_speed_tile(stats: DatasetStats, speed: float) -> Tile:
-    if not speed or stats.last_finished_at is None:
-        return Tile("How fast?", "not known", "no answer names its time")
-    last = format_time(parse_time(stats.last_finished_at))
+def _make_speed_tile(total: DatasetStats) -> Tile:
+    speed = total.mean_tokens_per_s
+    if not speed or total.last_finished_at is None:
+        return Tile("How fast?", "not known", "no answer names its time" if total.rows else "no answer yet")
+    last = format_time(parse_time(total.last_finished_at))
     return Tile("How fast?", f"{speed:,.0f} tokens/s", f"on average, pauses left out; last answer {last} UTC")
 
 
@@ -151,39 +160,35 @@ def _find_silence(stats: DatasetStats, now: datetime) -> float | None:
     return max(0.0, now.timestamp() - parse_time(stats.last_finished_at))
 
 
-def _make_end_tile(
-    stats: Sequence[DatasetStats], *, left_tokens: float, speed: float, silent_s: float | None
-) -> Tile:
-    question, total = "When done?", total_stats(stats)
-    if total.status == "incomplete":
-        if not (left_tokens and speed):
-            return Tile(question, "not known", "nothing to reckon from yet")
-        left = format_duration(left_tokens / speed)
-        if silent_s is not None and silent_s >= SILENT_S:
-            ago = f"the last answer came {format_duration(silent_s)} before this page was made"
-            return Tile(question, "stopped", f"{ago}; {left} of work are left", "bad")
-        return Tile(question, f"{left} to go", f"at that speed: {left_tokens:,.0f} tokens")
+def _make_end_tile(total: DatasetStats, *, left_tokens: float, now: datetime, running: bool) -> Tile:
+    question, speed = "When done?", total.mean_tokens_per_s
+    if total.status != "incomplete":
+        return Tile(question, "done", _describe_end(total), "good")
+    left_s = left_tokens / speed if left_tokens and speed else None
+    silent_s = _find_silence(total, now)
+    if silent_s is not None and not running:
+        left = f"; {format_duration(left_s)} of work are left" if left_s else ""
+        ago = f"the last answer came {format_duration(silent_s)} before this page was made"
+        return Tile(question, "not running", f"{ago}{left}", "bad")
+    if left_s is None:
+        return Tile(question, "not known", "nothing to reckon from yet")
+    answer, _, clock = format_end(left_s, now_s=now.timestamp()).partition(" (")
+    return Tile(question, answer, f"{clock.rstrip(')')}, with {left_tokens:,.0f} tokens left at that speed")
+
+
+def _describe_end(total: DatasetStats) -> str:
     if total.started_at is None or total.last_finished_at is None:
-        return Tile(question, "done", "the rows name no times", "good")
+        return "the rows name no times"
     end_s = parse_time(total.last_finished_at)
     took = format_duration(end_s - parse_time(total.started_at))
     pauses = sum(gap.seconds for gap in _find_pauses(total))
     within = f", of which {format_duration(pauses)} were pauses" if pauses else ""
-    return Tile(question, "done", f"{format_time(end_s)} UTC, after {took}{within}", "good")
+    return f"{format_time(end_s)} UTC, after {took}{within}"
 
 
 def total_generated(stats: Sequence[DatasetStats]) -> DatasetStats:
     """The total of the datasets with a budget: what others have was not made by the servers of this run."""
     return total_stats([one for one in stats if one.budget_tokens is not None] or stats)
-
-
-def measure_speed(stats: DatasetStats) -> float:
-    """Tokens per second over the time in which answers came; 0 where no row names its time."""
-    if stats.started_at is None or stats.last_finished_at is None:
-        return 0.0
-    span = parse_time(stats.last_finished_at) - parse_time(stats.started_at)
-    worked = span - sum(gap.seconds for gap in _find_pauses(stats))
-    return sum(stats.tokens_by_time.values()) / max(1.0, worked)
 
 
 def read_coverage(manifest: Any) -> Coverage | None:
@@ -214,7 +219,7 @@ def _read_manifest(output_dir: Path) -> Any:
 
 
 def _find_pauses(stats: DatasetStats) -> list[Gap]:
-    return find_gaps(stats.tokens_by_time, longer_than_s=SILENT_S)
+    return find_gaps(stats.tokens_by_time, longer_than_s=PAUSE_S)
 
 
 def _find_title(run: Mapping[str, Any], folder: str) -> str:
@@ -233,11 +238,11 @@ def _describe_throughput(total: DatasetStats) -> str:
     text = f"Answers from {format_time(first)} to {format_time(last)} UTC."
     pauses = _find_pauses(total)
     if not pauses:
-        return f"{text} No pause was longer than {format_duration(SILENT_S)}."
+        return f"{text} No pause was longer than {format_duration(PAUSE_S)}."
     longest = pauses[0]
     count = f"{len(pauses)} pause{'s' if len(pauses) > 1 else ''}"
     return (
-        f"{text} {count} of more than {format_duration(SILENT_S)}, the longest "
+        f"{text} {count} of more than {format_duration(PAUSE_S)}, the longest "
         f"{format_duration(longest.seconds)}, from {format_time(longest.start_s)} to "
         f"{format_time(longest.end_s)} UTC."
     )
@@ -322,4 +327,5 @@ def _load_template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"percent": format_percent, "in_words": describe_status}
     return environment.get_template(REPORT_FILE)

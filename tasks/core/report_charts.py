@@ -6,14 +6,18 @@ colours or words around a chart. Invariant: every bar carries the text that says
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from tasks.core.stats import TIME_BUCKET_S
+from tasks.core.run_progress import format_duration
+from tasks.core.stats import PAUSE_S, TIME_BUCKET_S
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 _BARS = 120  # of the throughput, at most
+_MOST_CUTS, _CUT_WIDTH = 6, 26.0
+_CUT_SHARE = 0.1  # of the time in which answers came; shorter pauses are holes
 _WIDTHS_S = (
     *(TIME_BUCKET_S, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE),
     *(HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY),
@@ -41,6 +45,16 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A time that is left out of a chart: where, how long, and the text that says from when to when."""
+
+    x: float
+    width: float
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """Bars or points between two axes; `mark` is an x that matters, if there is one."""
 
@@ -50,74 +64,121 @@ class Chart:
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick] = ()
     mark: float | None = None
+    cuts: Sequence[Cut] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """A time without answers, in seconds since 1970."""
+class TimeAxis:
+    """Stretches of buckets of `step_s` seconds, numbered since 1970, with a cut between two of them."""
 
-    start_s: float
-    end_s: float
+    step_s: int
+    stretches: Sequence[range]
+    per_bar: float
 
-    @property
-    def seconds(self) -> float:
-        """How long it was."""
-        return self.end_s - self.start_s
+    def place(self) -> list[tuple[int, float]]:
+        """Every bucket and its x."""
+        found, x = [], 0.0
+        for stretch in self.stretches:
+            found += [(at, x + number * self.per_bar) for number, at in enumerate(stretch)]
+            x += len(stretch) * self.per_bar + _CUT_WIDTH
+        return found
+
+    def find_cuts(self, times: Sequence[int]) -> list[Cut]:
+        """What is left out, from the answer before it to the one after it, of all times in order."""
+        cuts, x = [], 0.0
+        for before, after in itertools.pairwise(self.stretches):
+            x += len(before) * self.per_bar
+            start_s = times[bisect_left(times, (before[-1] + 1) * self.step_s) - 1] + TIME_BUCKET_S
+            end_s = times[bisect_left(times, after[0] * self.step_s)]
+            lasted = format_duration(end_s - start_s)
+            text = f"No answer for {lasted}, from {format_time(start_s)} to {format_time(end_s)} UTC"
+            cuts.append(Cut(x, _CUT_WIDTH, f"{lasted} pause", text))
+            x += _CUT_WIDTH
+        return cuts
 
 
 def draw_throughput(tokens: Mapping[int, int], *, width: float, height: float) -> Chart:
-    """Tokens per second over the time of a run; a time without answers is a hole.
+    """Tokens per second over the time of a run; a long time without answers is cut out and marked.
 
     Args:
         tokens: by the second since 1970 at which a bucket of TIME_BUCKET_S begins.
         width: of the chart.
         height: of the chart.
     """
-    step = choose_bucket_s(min(tokens), max(tokens))
+    axis = lay_out_time(tokens, width=width)
     buckets: dict[int, int] = {}
     for at, count in tokens.items():
-        buckets[at // step] = buckets.get(at // step, 0) + count
-    first, last = min(buckets), max(buckets)
-    per_bar = width / (last - first + 1)
-    y_ticks = nice_ticks(max(buckets.values()) / step)
+        buckets[at // axis.step_s] = buckets.get(at // axis.step_s, 0) + count
+    y_ticks = nice_ticks(max(buckets.values()) / axis.step_s)
     top = y_ticks[-1]
-    with_date = (last - first + 1) * step > DAY
     bars = [
         Bar(
-            x=(at - first) * per_bar,
-            width=per_bar,
-            height=height * count / step / top,
-            text=f"{format_time(at * step)} to {format_time((at + 1) * step, with_date=False)} UTC: "
-            f"{count / step:,.0f} tokens/s ({count:,} tokens)",
+            x=x,
+            width=axis.per_bar,
+            height=height * buckets[at] / axis.step_s / top,
+            text=f"{format_time(at * axis.step_s)} to "
+            f"{format_time((at + 1) * axis.step_s, with_date=False)} UTC: "
+            f"{buckets[at] / axis.step_s:,.0f} tokens/s ({buckets[at]:,} tokens)",
         )
-        for at, count in sorted(buckets.items())
+        for at, x in axis.place()
+        if at in buckets
     ]
-    shown = range(first, last + 2, max(1, -(-(last - first + 1) // 6)))
     return Chart(
         width=width,
         height=height,
         bars=bars,
-        x_ticks=[
-            Tick((at - first) * per_bar, format_time(at * step, with_date=with_date, seconds=step < MINUTE))
-            for at in shown
-        ],
-        y_ticks=[Tick(height * (1 - value / top), f"{value:,g}") for value in y_ticks],
+        x_ticks=_tick_time(axis, width),
+        y_ticks=_tick_height(y_ticks, height),
+        cuts=axis.find_cuts(sorted(tokens)),
     )
 
 
-def choose_bucket_s(first_s: int, last_s: int) -> int:
-    """A length of time that people know, of which a span has at most 120."""
-    for width in _WIDTHS_S:
-        if last_s // width - first_s // width < _BARS:
-            return width
-    return DAY * -(-(last_s - first_s) // ((_BARS - 2) * DAY))
+def lay_out_time(times: Iterable[int], *, width: float) -> "TimeAxis":
+    """The finest buckets of which there are at most 120, times that are cut out not counted."""
+    seconds = sorted(times)
+    for step in itertools.chain(_WIDTHS_S, (DAY * 2**n for n in itertools.count(1))):
+        stretches = _find_stretches([at // step for at in seconds], step)
+        shown = sum(map(len, stretches))
+        if shown <= _BARS:
+            return TimeAxis(step, stretches, (width - _CUT_WIDTH * (len(stretches) - 1)) / shown)
+    raise AssertionError("the widths never end")
 
 
-def find_gaps(tokens: Iterable[int], *, longer_than_s: float) -> list[Gap]:
-    """Times between two buckets of answers, the longest first."""
-    ordered = sorted(tokens)
-    gaps = (Gap(a + TIME_BUCKET_S, b) for a, b in itertools.pairwise(ordered))
-    return sorted((gap for gap in gaps if gap.seconds > longer_than_s), key=lambda gap: -gap.seconds)
+def _find_stretches(buckets: Iterable[int], step_s: int) -> list[range]:
+    """What is between the longest holes, if these are pauses that would take much of the chart."""
+    ordered = sorted(set(buckets))
+    holes = sorted((b - a - 1, a, b) for a, b in itertools.pairwise(ordered))[-_MOST_CUTS:]
+    least = max(PAUSE_S / step_s, _CUT_SHARE * len(ordered), 1)
+    cut = sorted((a, b) for hole, a, b in holes if hole > least)
+    starts = [ordered[0], *(b for _, b in cut)]
+    ends = [*(a for a, _ in cut), ordered[-1]]
+    return [range(first, last + 1) for first, last in zip(starts, ends, strict=True)]
+
+
+def _tick_time(axis: "TimeAxis", width: float) -> list[Tick]:
+    """Where answers go on after a cut, and some six others, none too near to another."""
+    first, last = axis.stretches[0][0] * axis.step_s, (axis.stretches[-1][-1] + 1) * axis.step_s
+    with_date = format_time(first)[:6] != format_time(last)[:6]
+    apart = width / (9 if with_date else 14)
+    places = axis.place()
+    starts = {stretch[0] for stretch in axis.stretches}
+    wanted = [place for place in places if place[0] in starts]
+    wanted += [*places[:: max(1, -(-len(places) // 6))], (axis.stretches[-1][-1] + 1, width)]
+    ticks: dict[int, float] = {}
+    for at, x in wanted:
+        if all(abs(x - other) >= apart for other in ticks.values()):
+            ticks[at] = x
+    seconds = axis.step_s < MINUTE
+    return [
+        Tick(x, format_time(at * axis.step_s, with_date=with_date, seconds=seconds))
+        for at, x in sorted(ticks.items())
+    ]
+
+
+def _tick_height(values: Iterable[float], height: float) -> list[Tick]:
+    """Marks of a vertical axis; the last value is at its top."""
+    values = list(values)
+    return [Tick(height * (1 - value / values[-1]), f"{value:,g}") for value in values]
 
 
 def draw_lengths(
@@ -129,14 +190,15 @@ def draw_lengths(
     width: float,
     height: float,
 ) -> Chart:
-    """A histogram of lengths in bins of half an octave, from one token to the longest of all datasets."""
+    """How many answers are of which length, in bins of half an octave, up to the longest of all datasets."""
     bins = _to_bin(longest) + 1
     per_bar = width / bins
     rows, cut_rows = [0] * bins, [0] * bins
     for into, lengths in ((rows, counts), (cut_rows, cut)):
         for length, count in lengths.items():
             into[_to_bin(length)] += count
-    scale = height / max(*rows, 1)
+    y_ticks = [value for value in nice_ticks(max(*rows, 1)) if value == int(value)]
+    scale = height / y_ticks[-1]
     bars = [
         Bar(
             x=at * per_bar,
@@ -158,6 +220,7 @@ def draw_lengths(
             for length in (10**power for power in range(7))
             if length <= longest
         ],
+        y_ticks=_tick_height(y_ticks, height),
         mark=_to_bin_place(median) * per_bar,
     )
 
@@ -185,7 +248,9 @@ def draw_coverage(curve: Sequence[tuple[int, float]], *, chosen: int, width: flo
         height=height,
         bars=points,
         x_ticks=[Tick(place(size), shorten_size(size)) for size, _ in curve],
-        y_ticks=[Tick(height * (1 - part / 4), f"{share:.0%}") for part, share in enumerate(shares)],
+        y_ticks=[
+            Tick(height * (1 - part / 4), f"{round(100 * share, 1):g}%") for part, share in enumerate(shares)
+        ],
         mark=place(chosen) if curve[0][0] <= chosen <= curve[-1][0] else None,
     )
 

@@ -8,17 +8,27 @@ somebody watched count as speed, so that what a resumed dataset had on disk does
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
 from math import inf
 from typing import Any, Literal
 
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import CheckpointMismatchError, Progress
-from tasks.core.stats import TOTAL, DatasetPlan, Status, dataset_status, parse_time
-from tasks.core.stats_views import format_counts
+from tasks.core.stats import (
+    TOTAL,
+    DatasetPlan,
+    Status,
+    dataset_status,
+    measure_reached,
+    parse_time,
+    total_reached,
+)
+from tasks.core.stats_views import describe_status, format_counts, format_percent
 
 SPEED_WINDOW_S = 60.0
 FRESH_S = 15.0  # three checkpoints: one that is not older belongs to a dataset that is being generated
 SILENT_S = 60.0
+_WEEKDAY_IS_CLEAR_S = 6 * 86_400
 
 State = Literal["waiting", "generating", "stopped", "complete", "exhausted"]
 
@@ -29,7 +39,7 @@ class DatasetProgress:
 
     `prompts` is None before they are prepared. `rejected` counts the lines of rejected.jsonl by reason.
     `left_tokens` is what is still expected: up to the budget, or less where the prompts or the sample cap
-    end first. `tokens_per_s` is 0 where it is not known yet.
+    end first. `tokens_per_s` is that of the last minutes, 0 where it is not known yet.
     """
 
     name: str
@@ -38,6 +48,7 @@ class DatasetProgress:
     prompts: int | None
     completion_tokens: int
     budget_tokens: int | None
+    reached_percent: float
     left_tokens: float
     finish_reasons: dict[str, int]
     rejected: dict[str, int]
@@ -47,13 +58,6 @@ class DatasetProgress:
     def is_done(self) -> bool:
         """Whether there is nothing left to do."""
         return self.state in ("complete", "exhausted")
-
-    @property
-    def share(self) -> float:
-        """Completed tokens over the budget, 0 to 1 and beyond; without one, rows over prompts."""
-        if self.budget_tokens is None:
-            return 1.0 if self.is_done else self.rows / self.prompts if self.prompts else 0.0
-        return self.completion_tokens / self.budget_tokens if self.budget_tokens else 1.0
 
     @property
     def eta_s(self) -> float | None:
@@ -69,18 +73,6 @@ class RunProgress:
     """All datasets of a run, in its order."""
 
     datasets: tuple[DatasetProgress, ...]
-
-    @property
-    def percent(self) -> float:
-        """0 to 100: a dataset counts up to its budget; one that ran out of prompts, what it has of it."""
-        budgets = self._budgeted
-        if not budgets:
-            return 100.0 * sum(one.share for one in self.datasets) / max(1, len(self.datasets))
-        counted = sum(
-            budget if one.state == "complete" else min(one.completion_tokens, budget)
-            for one, budget in budgets
-        )
-        return 100.0 * counted / max(1, sum(budget for _, budget in budgets))
 
     @property
     def _budgeted(self) -> list[tuple[DatasetProgress, int]]:
@@ -101,6 +93,9 @@ class RunProgress:
             prompts=sum(prompts) if prompts else None,
             completion_tokens=sum(one.completion_tokens for one in counted),
             budget_tokens=sum(budget for _, budget in self._budgeted) if self._budgeted else None,
+            reached_percent=total_reached(
+                [(one.reached_percent, one.budget_tokens) for one in self.datasets]
+            ),
             left_tokens=sum(one.left_tokens for one in counted),
             finish_reasons=_add(one.finish_reasons for one in self.datasets),
             rejected=_add(one.rejected for one in self.datasets),
@@ -114,14 +109,21 @@ class RunProgress:
         text = f"{done} of {len(self.datasets)} datasets done"
         return f"{text} ({out} ran out of prompts)" if out else text
 
+    def describe_reached(self) -> str:
+        """The tokens of all budgets, and how many datasets are done."""
+        total = self.total
+        of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
+        return f"{total.completion_tokens:,}{of_budget} tokens, {self.describe_done()}"
+
     def to_line(self) -> str:
         """One line for a progress bar."""
         total = self.total
-        of_budget = "" if total.budget_tokens is None else f" of {total.budget_tokens:,}"
-        line = f"{total.completion_tokens:,}{of_budget} tokens, {self.describe_done()}"
         if total.is_done:
-            return line
-        return f"{line}, {total.tokens_per_s:,.0f} tok/s, ETA {format_duration(total.eta_s)}"
+            return self.describe_reached()
+        if total.state == "stopped":
+            return f"{self.describe_reached()}, stopped"
+        end = "end not known yet" if total.eta_s is None else f"done in {format_duration(total.eta_s)}"
+        return f"{self.describe_reached()}, {total.tokens_per_s:,.0f} tokens/s now, {end}"
 
     def to_rows(self) -> list[dict[str, str]]:
         """A line per dataset and one for the total, as text: the rows of a Prefect table artifact."""
@@ -210,6 +212,13 @@ class DatasetWatch:
             prompts=prompts,
             completion_tokens=latest.completion_tokens,
             budget_tokens=plan.budget_tokens,
+            reached_percent=measure_reached(
+                status,
+                completion_tokens=latest.completion_tokens,
+                budget_tokens=plan.budget_tokens,
+                answers=latest.rows,
+                prompts=prompts,
+            ),
             left_tokens=estimate_left_tokens(
                 plan,
                 status,
@@ -276,14 +285,26 @@ _NOTHING = _Reading(
 )  # fmt: skip
 
 
-def format_duration(seconds: float | None) -> str:
-    """A duration for people, in the largest unit that fits; "?" when there is none."""
+def format_duration(seconds: float | None, *, units: int = 2) -> str:
+    """A duration for people, in one unit or two; "?" when there is none."""
     if seconds is None:
         return "?"
     if seconds < 90:
         return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    large, small, names = *divmod(minutes, 60), ("h", "min")
+    if large >= 48:
+        large, small, names = *divmod(round(minutes / 60), 24), ("d", "h")
+    return f"{large} {names[0]} {small} {names[1]}" if small and units > 1 else f"{large} {names[0]}"
+
+
+def format_end(left_s: float, *, now_s: float, zone: tzinfo | None = UTC) -> str:
+    """When something is done: in how long, and at what time of a zone (None is this machine's)."""
+    at = datetime.fromtimestamp(now_s + left_s, UTC).astimezone(zone)
+    day = "%a" if left_s < _WEEKDAY_IS_CLEAR_S else "%a %b %d"
+    return f"in {format_duration(left_s)} (about {at:{day} %H:%M %Z})"
 
 
 def estimate_left_tokens(
@@ -316,14 +337,14 @@ def _add(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _to_row(one: DatasetProgress) -> dict[str, str]:
     return {
         "dataset": one.name,
-        "state": one.state,
-        "reached": f"{one.share:.1%}",
+        "state": describe_status(one.state),
+        "reached": format_percent(one.reached_percent),
         "completion tokens": f"{one.completion_tokens:,}",
         "budget": "" if one.budget_tokens is None else f"{one.budget_tokens:,}",
-        "tokens/s": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
-        "ETA": "" if one.is_done else format_duration(one.eta_s),
+        "tokens/s now": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
+        "done in": "" if one.is_done else format_duration(one.eta_s),
         "rows": f"{one.rows:,}",
         "prompts": "" if one.prompts is None else f"{one.prompts:,}",
         "finish reasons": format_counts(one.finish_reasons),
-        "set aside": format_counts(one.rejected),
+        "not used": format_counts(one.rejected),
     }

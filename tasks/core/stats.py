@@ -4,6 +4,7 @@ Does not know files or how numbers are shown. Invariant: a total is computed fro
 its parts, quantiles included.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import numpy as np
 Status = Literal["complete", "exhausted", "incomplete"]
 TOTAL = "total"
 TIME_BUCKET_S = 10
+PAUSE_S = 300.0  # without an answer for longer is a pause, and no part of the mean speed
 Key = TypeVar("Key", str, int)
 
 
@@ -25,6 +27,19 @@ class DatasetPlan:
     name: str
     budget_tokens: int | None
     max_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time without answers, in seconds since 1970."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,8 @@ class DatasetStats:
     will not be asked again.
     `unreadable` counts whole lines that are no row; `not_token_exact` rows whose ids are missing or
     do not add up. `retries` is the sum of attempt - 1. `prepare` repeats the prepare report's counts.
+    `reached_percent` is what `measure_reached` and `total_reached` say; `mean_tokens_per_s` is over the time
+    in which answers came, pauses left out, and None where no row names its time.
 
     The last four are for plots, and are not in stats.json: rows by completion_tokens, of them those that
     were cut, completion tokens by the time they were there (the second since 1970 at which each bucket of
@@ -64,7 +81,7 @@ class DatasetStats:
     prompt_tokens: int
     completion_tokens: int
     budget_tokens: int | None
-    budget_share: float | None
+    reached_percent: float
     finish_reasons: dict[str, int]
     lengths: LengthQuantiles | None
     empty: int
@@ -78,7 +95,7 @@ class DatasetStats:
     started_at: str | None
     first_finished_at: str | None
     last_finished_at: str | None
-    tokens_per_s: float | None
+    mean_tokens_per_s: float | None
     length_counts: Mapping[int, int] = field(default_factory=dict, repr=False)
     cut_lengths: Mapping[int, int] = field(default_factory=dict, repr=False)
     tokens_by_time: Mapping[int, int] = field(default_factory=dict, repr=False)
@@ -111,16 +128,38 @@ def dataset_status(
     return "complete" if budget_tokens is None else "exhausted"
 
 
+def measure_reached(
+    status: Status, *, completion_tokens: int, budget_tokens: int | None, answers: int, prompts: int | None
+) -> float:
+    """Percent of the budget, or of the prompts where there is none; 100 or more where it is complete.
+
+    A dataset that its sample cap completed has reached all that was asked for, whatever its budget.
+    """
+    done, goal = (answers, prompts) if budget_tokens is None else (completion_tokens, budget_tokens)
+    percent = 100.0 * done / goal if goal else 0.0
+    return max(100.0, percent) if status == "complete" else percent
+
+
+def total_reached(parts: Sequence[tuple[float, int | None]]) -> float:
+    """Percent of the whole from each dataset's percent and budget; no dataset makes up for another.
+
+    Datasets without a budget count only where none has one, each as much as another.
+    """
+    budgeted = [(percent, budget) for percent, budget in parts if budget]
+    weighed = budgeted or [(percent, 1) for percent, _ in parts]
+    whole = sum(weight for _, weight in weighed)
+    return sum(min(100.0, percent) * weight for percent, weight in weighed) / whole if whole else 0.0
+
+
 def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:
-    """All datasets as one; the budget and its share count only datasets that have a budget."""
+    """All datasets as one.
+
+    Completion tokens, what is reached of the budget, and how fast, count only datasets that have a budget,
+    where there is one: what others have was not made by the servers of this run.
+    """
     budgeted = [s for s in stats if s.budget_tokens is not None]
-    budget = sum(s.budget_tokens or 0 for s in budgeted)
+    generated = budgeted or stats
     counts = _add(s.length_counts for s in stats)
-    tokens = sum(s.completion_tokens for s in stats)
-    started, first, last = (
-        [parse_time(at) for s in stats if (at := getattr(s, name)) is not None]
-        for name in ("started_at", "first_finished_at", "last_finished_at")
-    )
     known_prompts = [s.prompts for s in stats if s.prompts is not None]
     return DatasetStats(
         name=TOTAL,
@@ -129,9 +168,9 @@ def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:
         answered=sum(s.answered for s in stats),
         prompts=sum(known_prompts) if known_prompts else None,
         prompt_tokens=sum(s.prompt_tokens for s in stats),
-        completion_tokens=tokens,
-        budget_tokens=budget if budgeted else None,
-        budget_share=sum(s.completion_tokens for s in budgeted) / budget if budget else None,
+        completion_tokens=sum(s.completion_tokens for s in generated),
+        budget_tokens=sum(s.budget_tokens or 0 for s in budgeted) if budgeted else None,
+        reached_percent=total_reached([(s.reached_percent, s.budget_tokens) for s in stats]),
         finish_reasons=_add(s.finish_reasons for s in stats),
         lengths=length_quantiles(counts),
         empty=sum(s.empty for s in stats),
@@ -142,7 +181,8 @@ def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:
         permanently_rejected=sum(s.permanently_rejected for s in stats),
         prepare=_add(s.prepare for s in stats),
         retries=sum(s.retries for s in stats),
-        **span_fields(min(started, default=None), min(first, default=None), max(last, default=None), tokens),
+        **span_fields(*_find_span(stats)),
+        mean_tokens_per_s=mean_speed(*_find_ends(generated), _add(s.tokens_by_time for s in generated)),
         length_counts=counts,
         cut_lengths=_add(s.cut_lengths for s in stats),
         tokens_by_time=_add(s.tokens_by_time for s in stats),
@@ -174,17 +214,28 @@ def length_quantiles(counts: Mapping[int, int]) -> LengthQuantiles | None:
     )
 
 
-def span_fields(
-    started: float | None, first: float | None, last: float | None, tokens: int
-) -> dict[str, Any]:
+def span_fields(started: float | None, first: float | None, last: float | None) -> dict[str, Any]:
     """The time fields of DatasetStats from times in seconds since 1970, UTC."""
-    seconds = 0.0 if started is None or last is None else last - started
     return {
         "started_at": _iso(started),
         "first_finished_at": _iso(first),
         "last_finished_at": _iso(last),
-        "tokens_per_s": tokens / seconds if seconds > 0 else None,
     }
+
+
+def mean_speed(started: float | None, last: float | None, tokens_by_time: Mapping[int, int]) -> float | None:
+    """Tokens per second over the time in which answers came; None where no row names its time."""
+    if started is None or last is None or last <= started:
+        return None
+    pauses = sum(gap.seconds for gap in find_gaps(tokens_by_time, longer_than_s=PAUSE_S))
+    return sum(tokens_by_time.values()) / max(1.0, last - started - pauses)
+
+
+def find_gaps(tokens: Iterable[int], *, longer_than_s: float) -> list[Gap]:
+    """Times between two buckets of answers, the longest first."""
+    ordered = sorted(tokens)
+    gaps = (Gap(a + TIME_BUCKET_S, b) for a, b in itertools.pairwise(ordered))
+    return sorted((gap for gap in gaps if gap.seconds > longer_than_s), key=lambda gap: -gap.seconds)
 
 
 def parse_time(text: str) -> float:
@@ -197,6 +248,20 @@ def _iso(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _find_span(stats: Sequence[DatasetStats]) -> tuple[float | None, float | None, float | None]:
+    """When the first answer began, when it was there, and when the last was."""
+    started, first, last = (
+        [parse_time(at) for s in stats if (at := getattr(s, name)) is not None]
+        for name in ("started_at", "first_finished_at", "last_finished_at")
+    )
+    return min(started, default=None), min(first, default=None), max(last, default=None)
+
+
+def _find_ends(stats: Sequence[DatasetStats]) -> tuple[float | None, float | None]:
+    started, _, last = _find_span(stats)
+    return started, last
 
 
 def _worst_status(statuses: Iterable[Status]) -> Status:

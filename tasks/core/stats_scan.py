@@ -22,6 +22,8 @@ from tasks.core.stats import (
     DatasetStats,
     dataset_status,
     length_quantiles,
+    mean_speed,
+    measure_reached,
     parse_time,
     span_fields,
 )
@@ -130,16 +132,24 @@ class DatasetScan:
             max_samples=max_samples,
         )
         unreadable = scan.unreadable + rejections.unreadable
+        if unreadable:
+            status = "incomplete"  # a run refuses to go on in such a log
         return DatasetStats(
             name=name,
-            status="incomplete" if unreadable else status,  # a run refuses to go on in such a log
+            status=status,
             rows=scan.rows,
             answered=len(scan.answered),
             prompts=prompts,
             prompt_tokens=scan.prompt_tokens,
             completion_tokens=scan.completion_tokens,
             budget_tokens=budget_tokens,
-            budget_share=scan.completion_tokens / budget_tokens if budget_tokens else None,
+            reached_percent=measure_reached(
+                status,
+                completion_tokens=scan.completion_tokens,
+                budget_tokens=budget_tokens,
+                answers=len(scan.answered),
+                prompts=prompts,
+            ),
             finish_reasons=dict(sorted(scan.finish_reasons.items())),
             lengths=length_quantiles(scan.length_counts),
             empty=scan.empty,
@@ -150,7 +160,8 @@ class DatasetScan:
             permanently_rejected=rejections.final,
             prepare=dict(prepare or {}),
             retries=scan.retries,
-            **span_fields(scan.started, scan.first_finished, scan.last_finished, scan.completion_tokens),
+            **span_fields(scan.started, scan.first_finished, scan.last_finished),
+            mean_tokens_per_s=mean_speed(scan.started, scan.last_finished, scan.tokens_by_time),
             length_counts=dict(scan.length_counts),
             cut_lengths=dict(scan.cut_lengths),
             tokens_by_time=dict(scan.tokens_by_time),

@@ -13,10 +13,11 @@ from run_support import DRAFTMILL
 from typer.testing import CliRunner
 
 from flows.folder_cli import app
-from flows.monitor import render_look, shorten
+from flows.monitor_view import LookView
 from tasks.core.log_watch import RunLogWatch
 from tasks.core.records import Rejected, Response
 from tasks.core.run_file import update_run_file
+from tasks.core.stats_views import shorten
 
 
 def start_run(folder, **budgets):
@@ -48,13 +49,14 @@ def test_one_look_as_json(tmp_path):
     done = monitor(tmp_path, "--json", "--once")
     assert done.exit_code == 0, done.output
     look = json.loads(done.stdout)
-    assert [(one["name"], one["state"], one["share"]) for one in look["datasets"]] == [
-        ("a", "generating", 0.5),
+    assert [(one["name"], one["state"], one["reached_percent"]) for one in look["datasets"]] == [
+        ("a", "generating", 50.0),
         ("b", "waiting", 0.0),
     ]
-    assert look["total"]["percent"] == pytest.approx(100 * 500 / 1500)
+    assert look["total"]["reached_percent"] == pytest.approx(100 * 500 / 1500)
     assert look["datasets"][0]["tokens_per_s"] > 0
     assert look["servers"][0]["answers"] == 5
+    assert (look["problems"], look["notes"]) == ([], [])
 
 
 def test_it_ends_when_everything_is_done(tmp_path):
@@ -103,16 +105,27 @@ def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, content):
     assert (done.exit_code, "no run.json yet" in done.stdout) == (0, True)
 
 
+def show(folder, *, width=80, height=24, after_s=0.0, is_cut=True):
+    """The lines of a terminal of that size."""
+    console = Console(file=io.StringIO(), width=width, height=height)
+    look = RunLogWatch(folder).look(datetime.now(UTC).timestamp() + after_s)
+    console.print(LookView(folder, look, is_cut=is_cut))
+    return console.file.getvalue().splitlines()
+
+
+def refuse(folder):
+    (folder / "rejected.jsonl").write_bytes(
+        Rejected("a", "http_500", "", permanent=False, stage="generate").to_line()
+    )
+
+
 def test_a_look_fits_in_a_hundred_columns(tmp_path):
     """And says how far, how fast, when done and what went wrong, whatever the names hold."""
     start_run(tmp_path, **{"B4_mixturethoughts": 10_000_000, "A1": None, "[red]x": 2000})
     add_rows(tmp_path / "B4_mixturethoughts", rows=12, tokens=100_000)
     add_rows(tmp_path / "[red]x", rows=3, reason="length")
-    refused = Rejected("a", "http_500", "", permanent=False, stage="generate")
-    (tmp_path / "[red]x" / "rejected.jsonl").write_bytes(refused.to_line())
-    console = Console(file=io.StringIO(), width=100)
-    console.print(render_look(tmp_path, RunLogWatch(tmp_path).look(datetime.now(UTC).timestamp())))
-    shown = console.file.getvalue()
+    refuse(tmp_path / "[red]x")
+    shown = "\n".join(show(tmp_path, width=100, is_cut=False))
     assert "…" not in shown
     for text in (
         "B4_mixturethoughts",
@@ -121,11 +134,86 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
         "0/? conv.",
         "12.0%",
         "generating",
-        "tok/s, ETA",
+        "tokens/s now, done in ",
+        "(about ",
+        "length 3 (cut off at max_new_tokens)",
+        "not used: http_500 1 (see",
     ):
         assert text in shown
-    assert "! [red]x: prompts set aside: http_500 1" in shown
-    assert "! [red]x: 100% of its answers were cut at max_new_tokens" in shown
+    assert "! [red]x: prompts without an answer: http_500 1" in shown
+    assert "! [red]x: 100% of its answers were cut off at max_new_tokens" in shown
+
+
+def start_ten(folder):
+    """Five that are done, three at work, one of them in trouble, and two that wait."""
+    names = [f"B{number}_opencodeinstruct" for number in range(10)]
+    start_run(folder, **dict.fromkeys(names, 1_000_000))
+    for number, name in enumerate(names[:8]):
+        add_rows(folder / name, rows=10, tokens=100_000 if number < 5 else 9_000)
+    refuse(folder / names[6])
+    return names
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (160, 50)])
+def test_ten_datasets_fit_in_a_terminal(tmp_path, size):
+    """With all that answers the four questions, and no line of it cut."""
+    names = start_ten(tmp_path)
+    lines = show(tmp_path, width=size[0], height=size[1])
+    assert len(lines) < size[1]
+    shown = "\n".join(lines)
+    for text in (*names, "52.7%", "5 of 10 datasets done", "tokens/s now, done in ", "(about ", "! B6_"):
+        assert text in shown
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize("size", [(80, 24), (80, 14), (60, 16)])
+def test_what_went_wrong_comes_before_what_is_done(tmp_path, size):
+    """Thirty datasets: those that are done are counted, and the trouble of one is seen."""
+    names = [f"d{number:02}" for number in range(30)]
+    start_run(tmp_path, **dict.fromkeys(names, 1_000))
+    for name in names[:25]:
+        add_rows(tmp_path / name, rows=10)
+    add_rows(tmp_path / "d25", rows=3)
+    refuse(tmp_path / "d25")
+    lines = show(tmp_path, width=size[0], height=size[1])
+    assert len(lines) < size[1]
+    shown = "\n".join(lines)
+    for text in ("25 of 30 datasets done", "! d25: prompts without an answer", "more: done "):
+        assert text in shown
+    assert [line.split()[1] for line in lines if line.startswith("d25 ")] == ["generating"]
+
+
+def test_much_trouble_leaves_room_for_the_datasets(tmp_path):
+    """What does not fit is counted."""
+    names = start_ten(tmp_path)
+    for name in names[:8]:
+        refuse(tmp_path / name)
+        add_rows(tmp_path / name, rows=20, tokens=0)
+    lines = show(tmp_path)
+    assert len(lines) < 24
+    assert sum(line.startswith("! ") for line in lines) >= 5
+    assert any(" more, in --json" in line for line in lines)
+    assert any(line.startswith("B7_") for line in lines)
+    assert lines[-1] == "and 7 more: waiting 2, done 5"
+
+
+def test_a_run_that_stopped_says_so(tmp_path):
+    """In place of a speed and an end."""
+    start_ten(tmp_path)
+    shown = "\n".join(show(tmp_path, after_s=7260))
+    assert "not running: no answer for 2 h 1 min, 4.73M tokens left; run it again" in shown
+    assert "stopped 2 h" in shown
+    assert "! 3 datasets: no row for 2 h 1 min or more: B5_" in shown
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 92, 120])
+def test_no_line_is_wider_than_the_terminal(tmp_path, width):
+    """Columns of less value go, then letters of long names."""
+    start_run(tmp_path, a_dataset_with_a_name_of_some_length_and_more=10_000_000, b=None)
+    add_rows(tmp_path / "a_dataset_with_a_name_of_some_length_and_more", rows=12, tokens=100_000)
+    lines = show(tmp_path, width=width, height=60)
+    assert all(len(line) <= width for line in lines)
+    assert any("12.0%" in line and "a_data" in line for line in lines) is (width > 20)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_run_leaves_one_bar_one_table_and_one_link(runner, fake_server):
     assert (counts["rows read"], counts["prompts"], counts["short"], counts["long"]) == (10, 10, 10, 0)
     a, b, total = json.loads(table.data)
     rows = {name: runner.rows(name) for name in ("a", "b")}
-    for shown, name, state in ((a, "a", "complete"), (b, "b", "exhausted")):
+    for shown, name, state in ((a, "a", "done"), (b, "b", "out of prompts")):
         assert (shown["dataset"], shown["state"]) == (name, state)
         assert shown["rows"] == str(len(rows[name]))
     tokens = sum(row["completion_tokens"] for row in (*rows["a"], *rows["b"]))

@@ -22,7 +22,7 @@ NAMES = ("B1_glaive", "B2_<img src=x onerror=document.title='x'>")
 
 @pytest.fixture
 def report(tmp_path):
-    """Of two datasets, one at its budget and one with answers that were cut and refusals."""
+    """Of two datasets, one at its budget and one with answers that were cut off; a night is between."""
     plans = {name: {"budget_tokens": budget} for name, budget in zip(NAMES, (20_000, 90_000), strict=True)}
     update_run_file(tmp_path, fingerprint={"model": "org/model"}, details={"plans": plans}, now="now")
     for name, reason in zip(NAMES, ("stop", "length"), strict=True):
@@ -32,12 +32,17 @@ def report(tmp_path):
         (folder / "raw_responses.jsonl").write_bytes(b"".join(lines))
         refused = Rejected("p", "http_500", f"<b>{name}</b>", permanent=False, stage="generate")
         (folder / "rejected.jsonl").write_bytes(refused.to_line())
-    return write_report(tmp_path, collect_stats(tmp_path, read_plans(tmp_path)))
+    now = datetime.fromtimestamp(finished_s(60), UTC)
+    return write_report(tmp_path, collect_stats(tmp_path, read_plans(tmp_path)), now=now)
+
+
+def finished_s(number):
+    return 1_800_000_000 + 9 * number + (30_000 if number >= 30 else 0)
 
 
 def answer(number, reason):
     tokens = 20 + 17 * number
-    finished = datetime.fromtimestamp(1_800_000_000 + 9 * number, UTC).isoformat()
+    finished = datetime.fromtimestamp(finished_s(number), UTC).isoformat()
     return Response(str(number), 0, [1], [2] * tokens, "", reason, 1, tokens, finished_at=finished).to_line()
 
 
@@ -49,7 +54,7 @@ def browser():
         browser.close()
 
 
-@pytest.mark.parametrize("width", [1100, 420])
+@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_report_opens_from_disk(report, browser, scheme, width):
     """The headline and the charts are there, in either colours, on a screen of any width."""
@@ -71,7 +76,8 @@ def test_the_report_opens_from_disk(report, browser, scheme, width):
         "How fast?",
         "tokens/s",
         "When done?",
-        "to go",
+        "in 8 min",
+        "about Fri",
         "What went wrong?",
         "1 thing",
     ):
@@ -84,7 +90,11 @@ def test_the_report_opens_from_disk(report, browser, scheme, width):
         assert page.locator(chart).bounding_box()["height"] > 40
         assert page.locator(f"{chart} >> .fill").count() >= bars
     assert page.locator(".lengths-chart >> nth=1 >> .cut").count() >= 5
+    assert page.locator("#throughput-chart >> .pause").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    cells = page.locator("table.budgets td")
+    boxes = [cells.nth(number).bounding_box() for number in range(cells.count())]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (int(background.split("(")[1].split(",")[0]) < 100) is (scheme == "dark")
 

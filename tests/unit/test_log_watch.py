@@ -185,7 +185,7 @@ def test_a_dataset_without_a_row_for_minutes_has_stopped(tmp_path):
     look = watch.look(NOW_S + SILENT_S)
     assert [one.state for one in look.progress.datasets] == ["stopped", "complete"]
     assert look.progress.total.tokens_per_s == 0
-    assert look.problems == ("d: no row for 5 min",)
+    assert look.problems.trouble == ["d: no row for 5 min"]
 
 
 @pytest.mark.parametrize("ahead_s", [-4000.0, 0.0, 4000.0])
@@ -210,5 +210,9 @@ def test_finished_conversations_are_done_of_all(tmp_path):
     write(tmp_path / "d", answer("a", tokens=100))
     look = RunLogWatch(tmp_path).look(NOW_S + 5)
     d, free = look.progress.datasets
-    assert (free.share, free.left_tokens, free.eta_s) == (0.25, 6000, 6000 / 200)
-    assert (d.tokens_per_s, look.progress.total.tokens_per_s, look.progress.percent) == (10, 10, 10)
+    assert (free.reached_percent, free.left_tokens, free.eta_s) == (25, 6000, 6000 / 200)
+    assert (d.tokens_per_s, look.progress.total.tokens_per_s, look.progress.total.reached_percent) == (
+        10,
+        10,
+        10,
+    )

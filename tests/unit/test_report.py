@@ -1,8 +1,9 @@
 """The report answers four questions in words and charts, and cannot be made to run or fetch anything."""
 
 import dataclasses
+import itertools
 import xml.etree.ElementTree as ET
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import orjson
@@ -12,17 +13,11 @@ from hypothesis import strategies as st
 
 from tasks.core.problems import Problems, find_problems
 from tasks.core.records import Rejected, Response
-from tasks.core.report import make_tiles, measure_speed, read_coverage, render_report, write_report
-from tasks.core.report_charts import (
-    choose_bucket_s,
-    draw_lengths,
-    draw_throughput,
-    find_gaps,
-    nice_ticks,
-)
+from tasks.core.report import make_tiles, read_coverage, render_report, write_report
+from tasks.core.report_charts import draw_lengths, draw_throughput, lay_out_time, nice_ticks
 from tasks.core.run_file import update_run_file
 from tasks.core.run_stats import collect_stats, read_plans
-from tasks.core.stats import TIME_BUCKET_S
+from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, find_gaps
 from tasks.core.stats_scan import scan_dataset
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -52,6 +47,12 @@ def make_stats(folder, *, rows=10, tokens=100, budget=1000, reason="stop", name=
     return dataclasses.replace(stats, **changes)
 
 
+def tiles_of(*stats, problems=None, after_s=100.0, running=True):
+    """The tiles of a page that is made `after_s` after the first answer."""
+    now = datetime.fromtimestamp(START_S, UTC) + timedelta(seconds=after_s)
+    return make_tiles(stats, problems or Problems([], []), now=now, running=running)
+
+
 def render(*stats, run=None, manifest=None, folder="/data/run"):
     return render_report(stats, run=run or {}, manifest=manifest, folder=folder, now=NOW)
 
@@ -77,24 +78,47 @@ class Page(HTMLParser):
 
 def test_a_finished_run_is_told_in_four_tiles(tmp_path):
     """How far, how fast, when done, what went wrong."""
-    tiles = make_tiles([make_stats(tmp_path / "d")], Problems([], []))
+    tiles = tiles_of(make_stats(tmp_path / "d"))
     assert [tile.answer for tile in tiles] == ["100.0%", "11 tokens/s", "done", "Nothing"]
-    assert "1,000 of 1,000 tokens; 1 of 1 datasets done" in tiles[0].detail
+    assert "1,000 of 1,000 tokens, 1 of 1 datasets done" in tiles[0].detail
     assert tiles[2].detail == "Jan 15 08:01 UTC, after 2 min"
 
 
 def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     """What is left at the speed so far, and that it is not done."""
-    stats = [make_stats(tmp_path / "d", budget=1200)]
-    problems = find_problems(stats)
-    tiles = make_tiles(stats, problems)
-    assert tiles[0].answer == f"{100 * 1000 / 1200:.1f}%"
-    assert tiles[2].answer == "18 s to go"
-    assert problems.trouble == ["d: not done, 200 tokens short of its budget; the same command goes on"]
+    stats = make_stats(tmp_path / "d", budget=1200)
+    problems = find_problems([stats])
+    tiles = tiles_of(stats, problems=problems)
+    assert tiles[0].answer == "83.3%"
+    assert tiles[2].answer == "in 18 s"
+    assert tiles[2].detail == "about Fri 08:01 UTC, with 200 tokens left at that speed"
+    expected = "d: not done, 200 tokens short of its budget; run the same command again to go on"
+    assert problems.trouble == [expected]
     assert (tiles[3].answer, tiles[3].detail) == ("1 thing", problems.trouble[0])
-    [*_, end, _] = make_tiles(stats, problems, silent_s=2400.0)
-    assert (end.answer, end.tone) == ("stopped", "bad")
+    [*_, end, _] = tiles_of(stats, after_s=2490.0, running=False)
+    assert (end.answer, end.tone) == ("not running", "bad")
     assert end.detail == "the last answer came 40 min before this page was made; 18 s of work are left"
+
+
+@pytest.mark.parametrize(
+    ("after_s", "ended", "answer"),
+    [(100, False, "in 18 s"), (100, True, "not running"), (90 + PAUSE_S, False, "not running")],
+)
+def test_a_page_tells_whether_the_run_is_at_work(tmp_path, after_s, ended, answer):
+    """By its last answer, unless whoever writes the page knows that it has ended."""
+    stats, now = make_stats(tmp_path / "d", budget=1200), datetime.fromtimestamp(START_S + after_s, UTC)
+    text = Page(render_report([stats], run={}, manifest=None, folder="f", now=now, ended=ended)).text
+    assert f"When done? {answer}" in text
+    assert ("run the same command again" in text) is (answer == "not running")
+
+
+def test_datasets_that_have_not_begun_are_one_thing(tmp_path):
+    """Where the run stopped early, and none while it goes on."""
+    stats = [make_stats(tmp_path / name, rows=0, name=name) for name in "ab"]
+    found = find_problems(stats)
+    assert found.trouble == ["a, b: not begun; run the same command again to go on"]
+    assert find_problems(stats, running=True) == Problems([], [])
+    assert [tile.answer for tile in tiles_of(*stats)] == ["0.0%", "not known", "not known", "Nothing"]
 
 
 def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path):
@@ -106,8 +130,9 @@ def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path
     )  # fmt: skip
     expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens"
     assert find_problems([short], running=True).trouble == [expected]
-    out = dataclasses.replace(short, answered=150, rows=150, completion_tokens=15_000, status="exhausted")
-    far, *_ = make_tiles([out], find_problems([out]))
+    changes = {"answered": 150, "rows": 150, "completion_tokens": 15_000, "reached_percent": 25.0}
+    out = dataclasses.replace(short, status="exhausted", **changes)
+    far, *_ = tiles_of(out, problems=find_problems([out]))
     assert (far.answer, far.tone) == ("25.0%", "plain")
     assert "1 of 1 datasets done (1 ran out of prompts)" in far.detail
 
@@ -116,8 +141,10 @@ def test_pauses_are_no_part_of_the_speed(tmp_path):
     """A run that went on the next day was not slow, and its report names the pause."""
     through = make_stats(tmp_path / "a")
     paused = make_stats(tmp_path / "b", gap_s=86_400)
-    assert measure_speed(paused) == pytest.approx(measure_speed(through), rel=0.2)
-    assert "1 pause of more than 5 min, the longest 24.0 h" in Page(render(paused)).text
+    assert paused.mean_tokens_per_s == pytest.approx(through.mean_tokens_per_s, rel=0.2)
+    text = Page(render(paused)).text
+    assert "1 pause of more than 5 min, the longest 24 h" in text
+    assert "No answer for 24 h, from Jan 15 08:00 to Jan 16 08:00 UTC 24 h pause" in text
 
 
 def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
@@ -126,7 +153,7 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
         make_stats(tmp_path / "d", budget=2000),
         make_stats(tmp_path / "t", budget=None, tokens=9000, name="t"),
     ]
-    far, fast, *_ = make_tiles(stats, Problems([], []))
+    far, fast, *_ = tiles_of(*stats)
     assert (far.answer, fast.answer) == ("50.0%", "11 tokens/s")
     assert "Datasets without a budget are conversations" in Page(render(*stats)).text
 
@@ -136,10 +163,10 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
     [
         ({"status": "exhausted", "completion_tokens": 400}, "its prompts are used up, 600 tokens short"),
         ({"unreadable": 2}, "2 lines of its logs are damaged"),
-        ({"not_token_exact": 3}, "3 rows are not token-exact"),
+        ({"not_token_exact": 3}, "3 rows have no exact token ids"),
         ({"empty": 1}, "1 answers are empty"),
-        ({"finish_reasons": {"length": 6, "stop": 4}}, "60% of its answers were cut at max_new_tokens"),
-        ({"rejected": {"a": 1, "b": 9}}, "prompts set aside: b 9, a 1"),
+        ({"finish_reasons": {"length": 6, "stop": 4}}, "60% of its answers were cut off at max_new_tokens"),
+        ({"rejected": {"a": 1, "b": 9}}, "prompts without an answer: b 9, a 1"),
     ],
 )
 def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
@@ -152,10 +179,10 @@ def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"finish_reasons": {"length": 4, "stop": 6}}, "40% of its answers were cut at max_new_tokens"),
+        ({"finish_reasons": {"length": 4, "stop": 6}}, "40% of its answers were cut off at max_new_tokens"),
         (
             {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 100, "rejected": 5}},
-            "source rows that are no prompts: no_user_turn 5",
+            "source rows that cannot be used: no_user_turn 5",
         ),
     ],
 )
@@ -289,10 +316,38 @@ buckets = st.dictionaries(
 
 
 @given(buckets)
-def test_throughput_loses_no_token_and_has_few_bars(tokens):
-    """Whatever the span: seconds or decades."""
-    step = choose_bucket_s(min(tokens), max(tokens))
-    assert (max(tokens) // step - min(tokens) // step) < 120
+def test_time_is_cut_only_where_there_is_no_answer(tokens):
+    """Whatever the span, seconds or decades: few buckets, each answer in one of them, cuts are pauses."""
+    axis = lay_out_time(tokens, width=900)
+    shown = [at for stretch in axis.stretches for at in stretch]
+    assert len(shown) <= 120
+    assert {at // axis.step_s for at in tokens} <= set(shown)
+    assert shown == sorted(set(shown))
+    cuts = axis.find_cuts(sorted(tokens))
+    gaps = {gap.seconds for gap in find_gaps(tokens, longer_than_s=PAUSE_S)}
+    assert len(cuts) == len(axis.stretches) - 1 <= len(gaps)
+    ends = [x + axis.per_bar for _, x in axis.place()]
+    assert all(ends[i] <= x + 1e-6 for i, (_, x) in enumerate(axis.place()[1:]))
+    assert ends[-1] == pytest.approx(900)
+
+
+def test_a_night_without_answers_takes_little_of_the_chart():
+    """Two hours of work with a night between are shown in minutes; a pause of minutes stays a hole."""
+    evening = [at for at in range(0, 3600, 10) if not 1200 <= at < 1560]
+    morning = range(36_000, 39_600, 10)
+    chart = draw_throughput(dict.fromkeys([*evening, *morning], 100), width=900, height=200)
+    assert len(chart.bars) > 50
+    [cut] = chart.cuts
+    assert cut.label == "9 h pause"
+    assert cut.width < 30
+    assert [bar.x for bar in chart.bars if cut.x - 1e-6 < bar.x < cut.x + cut.width - 1e-6] == []
+    places = sorted(tick.at for tick in chart.x_ticks)
+    assert all(b - a > 50 for a, b in itertools.pairwise(places))
+
+
+@given(buckets)
+def test_throughput_loses_no_token(tokens):
+    """Every token is in a bar, and every bar in the chart."""
     chart = draw_throughput(tokens, width=900, height=200)
     said = sum(int(bar.text.split("(")[1].split(" ")[0].replace(",", "")) for bar in chart.bars)
     assert said == sum(tokens.values())
@@ -310,6 +365,7 @@ def test_a_histogram_counts_every_answer_once(counts):
         low, *high = (int(bound.replace(",", "")) for bound in bounds.split(" to "))
         said[low, high[0] if high else low] = int(count.split()[0].replace(",", ""))
         assert 0 <= bar.x <= bar.x + bar.width <= 400.01
+        assert 0 < bar.height <= 90.01
     for (low, high), count in said.items():
         assert count == sum(n for length, n in counts.items() if low <= length <= high)
     assert sum(said.values()) == sum(counts.values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import Progress
-from tasks.core.run_progress import DatasetWatch, RunProgress, format_duration
+from tasks.core.run_progress import DatasetWatch, RunProgress, format_duration, format_end
 from tasks.core.stats import DatasetPlan
 
 NOW_S = 1_800_000_000.0
@@ -52,7 +52,7 @@ def test_a_look_repeats_the_checkpoint():
     """Rows, tokens, reasons and prompts are those of the checkpoint and the prepare report."""
     progress = look(watch(), checkpoint(rows=10, tokens=2500, set_aside=3), 0.0)
     assert (progress.rows, progress.prompts, progress.completion_tokens) == (10, PROMPTS, 2500)
-    assert progress.share == 0.25
+    assert progress.reached_percent == 25
     assert progress.finish_reasons == {"stop": 10}
     assert progress.rejected == {"http_400": 3}
 
@@ -110,7 +110,7 @@ def test_no_order_of_looks_breaks_it(looks, budget, max_samples):
         found = checkpoint(rows=count, tokens=count * 7, saved_s=at_s, set_aside=count) if exists else None
         progress = look(watcher, found, abs(at_s), ended=ended)
         run = RunProgress((progress, progress))
-        assert 0.0 <= run.percent <= 100.0
+        assert 0.0 <= run.total.reached_percent <= 100.0
         assert progress.tokens_per_s >= 0.0
         assert progress.eta_s is None or progress.eta_s >= 0.0
         assert run.to_line()
@@ -162,7 +162,7 @@ def test_a_dataset_is_done_at_its_budget_its_cap_or_its_last_prompt(
     assert progress.state == state
     assert progress.is_done == (state != "waiting")
     assert (progress.eta_s == 0.0) == progress.is_done
-    assert RunProgress((progress,)).percent == (100.0 if state == "complete" else tokens / 100)
+    assert RunProgress((progress,)).total.reached_percent == (100.0 if state == "complete" else tokens / 100)
 
 
 def test_what_cannot_be_read_leaves_what_is_known():
@@ -189,9 +189,9 @@ def test_the_total_is_the_sum_and_no_dataset_makes_up_for_another():
     over = look(watch(budget=1_000, name="over"), checkpoint(tokens=3_000), 0.0)
     none = look(watch(budget=1_000, name="none"), None, 0.0)
     run = RunProgress((over, none))
-    assert run.percent == pytest.approx(50.0)
+    assert run.total.reached_percent == pytest.approx(50.0)
     assert (run.total.completion_tokens, run.total.budget_tokens, run.total.rows) == (3_000, 2_000, 10)
-    assert run.to_line() == "3,000 of 2,000 tokens, 1 of 2 datasets done, 0 tok/s, ETA ?"
+    assert run.to_line() == "3,000 of 2,000 tokens, 1 of 2 datasets done, 0 tokens/s now, end not known yet"
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_the_table_has_a_line_a_dataset_and_the_total():
         "reached": "25.0%",
         "completion tokens": "2,500",
         "budget": "10,000",
-        "tokens/s": "150",
-        "ETA": "50 s",
+        "tokens/s now": "150",
+        "done in": "50 s",
         "rows": "10",
         "prompts": "100",
         "finish reasons": "stop 10",
-        "set aside": "http_400 2",
+        "not used": "http_400 2",
     }
     assert total == {**row, "dataset": "total"}
 
@@ -243,8 +243,25 @@ def test_a_watch_keeps_no_flags():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "?"), (0.0, "0 s"), (89.4, "89 s"), (90.0, "2 min"), (5_399.0, "90 min"), (5_400.0, "1.5 h")],
+    [
+        *((None, "?"), (0.0, "0 s"), (89.4, "89 s"), (90.0, "2 min"), (5_340.0, "89 min")),
+        *((5_400.0, "1 h 30 min"), (7_200.0, "2 h"), (11_520.0, "3 h 12 min"), (86_400.0, "24 h")),
+        *((172_790.0, "2 d"), (176_400.0, "2 d 1 h"), (10_000_000.0, "115 d 18 h")),
+    ],
 )
 def test_durations_are_for_people(seconds, text):
-    """Seconds, minutes or hours, whichever says it best."""
+    """Seconds, minutes, hours or days, whichever says it best."""
     assert format_duration(seconds) == text
+    assert text.startswith(format_duration(seconds, units=1))
+
+
+@pytest.mark.parametrize(
+    ("left_s", "text"),
+    [
+        (11_520.0, "in 3 h 12 min (about Fri 11:12 UTC)"),
+        (7 * 86_400.0, "in 7 d (about Fri Jan 22 08:00 UTC)"),
+    ],
+)
+def test_an_end_has_its_time_of_day(left_s, text):
+    """With the weekday, and the date where that is not clear, and always the zone."""
+    assert format_end(left_s, now_s=1_800_000_000.0) == text

@@ -1,5 +1,6 @@
 """Statistics come from the files alone and say when a dataset is done."""
 
+import dataclasses
 import io
 import time
 
@@ -12,9 +13,22 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tasks.core.records import RecordError, Rejected, Response
-from tasks.core.stats import dataset_status, length_quantiles, total_stats
+from tasks.core.stats import (
+    dataset_status,
+    length_quantiles,
+    measure_reached,
+    total_reached,
+    total_stats,
+)
 from tasks.core.stats_scan import scan_dataset, skim_row
-from tasks.core.stats_views import stats_rows, stats_table, stats_to_json, stats_to_parquet, write_stats
+from tasks.core.stats_views import (
+    format_percent,
+    stats_rows,
+    stats_table,
+    stats_to_json,
+    stats_to_parquet,
+    write_stats,
+)
 
 
 def response(name, *, n=10, turn=0, **changes):
@@ -54,14 +68,14 @@ def test_rows_are_counted(tmp_path):
     assert (stats.rows, stats.prompt_tokens, stats.completion_tokens) == (3, 9, 41)
     assert stats.finish_reasons == {"length": 1, "stop": 2}
     assert (stats.retries, stats.empty, stats.not_token_exact) == (2, 1, 0)
-    assert stats.budget_share == pytest.approx(0.41)
+    assert stats.reached_percent == pytest.approx(41)
     assert stats.prepare == {"duplicates": 4}
 
 
 def test_missing_files_are_a_dataset_that_has_not_begun(tmp_path):
     """No file is no row, not an error."""
     stats = scan_dataset(tmp_path, name="d", budget_tokens=10, max_samples=None, prompts=None)
-    assert (stats.rows, stats.status, stats.lengths, stats.tokens_per_s) == (0, "incomplete", None, None)
+    assert (stats.rows, stats.status, stats.lengths, stats.mean_tokens_per_s) == (0, "incomplete", None, None)
 
 
 @pytest.mark.parametrize("cut", [1, 20, 100])
@@ -169,8 +183,8 @@ def test_quantiles_are_those_of_the_lengths(lengths):
     assert (found.max, found.mean) == (max(lengths), pytest.approx(np.mean(lengths)))
 
 
-def test_rate_is_over_the_span_from_the_first_start(tmp_path):
-    """The first answer's own duration belongs to the span; rows without a time do not disturb."""
+def test_mean_speed_is_over_the_span_from_the_first_start(tmp_path):
+    """The first answer's own duration belongs to the span; rows without a time do not count."""
     stats = scan(
         tmp_path,
         [
@@ -183,7 +197,56 @@ def test_rate_is_over_the_span_from_the_first_start(tmp_path):
         "2026-11-30T00:00:10.000Z",
         "2026-11-30T00:00:30.000Z",
     )
-    assert stats.tokens_per_s == pytest.approx(120 / 30)
+    assert stats.mean_tokens_per_s == pytest.approx(100 / 30)
+
+
+def test_pauses_are_no_part_of_the_mean_speed(tmp_path):
+    """A run that went on the next day was not slow; neither is the total of two that took turns."""
+    days = ("2026-11-30T00:00:00Z", "2026-11-30T00:01:40Z"), ("2026-12-01T00:00:00Z", "2026-12-01T00:01:40Z")
+    one, two = (
+        scan(tmp_path, [response(at, n=100, finished_at=at, latency_s=10) for at in day], name=name)
+        for name, day in zip(("one", "two"), days, strict=True)
+    )
+    assert one.mean_tokens_per_s == two.mean_tokens_per_s == pytest.approx(200 / 110)
+    assert total_stats([one, two]).mean_tokens_per_s == pytest.approx(400 / 220, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "percent"),
+    [
+        ({}, 41.0),
+        ({"completion_tokens": 130, "status": "complete"}, 130.0),
+        ({"status": "complete"}, 100.0),  # by its sample cap
+        ({"status": "exhausted"}, 41.0),
+        ({"budget_tokens": 0, "status": "complete"}, 100.0),
+        ({"budget_tokens": None}, 25.0),
+        ({"budget_tokens": None, "prompts": None}, 0.0),
+        ({"budget_tokens": None, "prompts": 0, "status": "complete"}, 100.0),
+    ],
+)
+def test_reached_is_of_the_budget_or_of_the_prompts(changes, percent):
+    """And all of it where the dataset is complete."""
+    base = {"completion_tokens": 41, "budget_tokens": 100, "answers": 2, "prompts": 8, "status": "incomplete"}
+    values = base | changes
+    assert measure_reached(values.pop("status"), **values) == pytest.approx(percent)
+
+
+@given(st.lists(st.tuples(st.floats(0, 300), st.none() | st.integers(0, 10**9)), max_size=12))
+def test_the_whole_has_reached_no_more_than_its_parts(parts):
+    """It is 100 exactly when each dataset that counts is, whatever the others have over."""
+    whole = total_reached(parts)
+    counted = [percent for percent, budget in parts if budget] or [percent for percent, _ in parts]
+    assert min([100.0, *counted]) * bool(parts) <= whole + 1e-9
+    assert whole <= min(100.0, max(counted, default=0.0)) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("percent", "text"),
+    [(0, "0.0%"), (99.96, "99.9%"), (100, "100.0%"), (29.0, "29.0%"), (0.3 * 100, "30.0%")],
+)
+def test_what_is_short_of_all_is_never_shown_as_all(percent, text):
+    """It is rounded down."""
+    assert format_percent(percent) == text
 
 
 row_values = st.recursive(
@@ -236,14 +299,16 @@ def test_total_sums_everything(tmp_path):
     total = total_stats(two_datasets(tmp_path))
     assert (total.rows, total.completion_tokens, total.budget_tokens) == (3, 129, 199)
     assert (total.lengths.p50, total.lengths.max, total.rejected) == (20, 99, {"http_400": 1})
-    assert (total.status, total.budget_share) == ("incomplete", pytest.approx(129 / 199))
+    assert (total.status, total.reached_percent) == ("incomplete", pytest.approx(100 * 129 / 199))
 
 
-def test_total_of_a_dataset_without_budget_has_its_own_share(tmp_path):
-    """Tokens of trajectories do not fill the budget of the others."""
+def test_a_dataset_without_a_budget_fills_no_other(tmp_path):
+    """Neither do tokens of trajectories count as the whole's, nor as its speed."""
     one = scan(tmp_path, [response("a", n=50)], name="one")
     free = scan(tmp_path, [response("a", n=900)], name="free", budget_tokens=None)
-    assert total_stats([one, free]).budget_share == pytest.approx(0.5)
+    total = total_stats([one, free])
+    assert (total.reached_percent, total.completion_tokens, total.rows) == (50, 50, 2)
+    assert total.mean_tokens_per_s == one.mean_tokens_per_s
 
 
 def test_views_show_the_same_figures(tmp_path):
@@ -262,6 +327,21 @@ def test_views_show_the_same_figures(tmp_path):
     console = Console(file=io.StringIO(), width=240)
     console.print(stats_table(stats))
     assert all(text in console.file.getvalue() for text in ("one", "two", "total", "http_400 1", "129"))
+
+
+def test_the_table_breaks_no_number_at_eighty_columns(tmp_path):
+    """Names may be folded; figures of ten million tokens fit, and odd names are shown as they are."""
+    [one, _] = two_datasets(tmp_path)
+    large = dataclasses.replace(
+        one, name="B2_[red]opencodeinstruct", completion_tokens=10_002_325, budget_tokens=10**7,
+        status="exhausted", rows=14_136, mean_tokens_per_s=12_345.6, rejected={"[b]": 123_456},
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    console.print(stats_table([large]))
+    shown = console.file.getvalue()
+    for text in ("10,002,325", "10.0M", "14,136", "12,346", "123,456", "[b] 123,456", "B2_[red]"):
+        assert text in shown
+    assert "…" not in shown
 
 
 def test_write_stats_puts_both_files(tmp_path):
