@@ -52,7 +52,7 @@ class LookView:
         page.add(title, _render_total(self.look, options.max_width))
         page.add(*page.cut(_list_trouble(self.look), leave=_TABLE_LINES, least=1))
         page.add(_render_datasets(self.look, width=options.max_width, lines=page.left))
-        if self.look.servers:
+        if self.look.servers and not self.look.progress.total.is_done:
             page.add_one_of(_render_servers(self.look), _summarize_servers(self.look))
         page.add(*page.cut([_render_counts(self.look.progress.total), *_list_notes(self.look)], leave=0))
         yield from page.render()
@@ -113,8 +113,10 @@ def _render_total(look: RunLook, width: int) -> RenderableType:
 def _describe_pace(look: RunLook) -> Text:
     """How fast, and when done; or that nothing moves."""
     total, idle = look.progress.total, [one for one in look.idle_s if one is not None]
-    if total.is_done:
+    if total.state == "complete":
         return Text("everything is done", style="bold green")
+    if total.is_done:
+        return Text("finished, short of the budget: there are no more prompts", style="bold yellow")
     if not idle:
         return Text("no answer yet", style="bold")
     if total.state != "generating" and min(idle) >= SILENT_S:
@@ -158,9 +160,10 @@ def _to_cells(one: DatasetProgress, idle_s: float | None) -> dict[str, str]:
 
 def _render_rows(datasets: Sequence[DatasetProgress], rows: list[dict[str, str]], *, width: int) -> Table:
     """The columns that a width has room for, and a bar in what is left of it."""
-    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in rows[0]}
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in names}
     for name in _DROPPED:
-        if sum(widths.values()) + len(widths) - 1 > width:
+        if name in widths and sum(widths.values()) + len(widths) - 1 > width:
             del widths[name]
     spare = width - sum(widths.values()) - len(widths) + 1
     name_width = max(_NAME_WIDTH, widths["dataset"] + min(0, spare))

@@ -140,7 +140,7 @@ def make_tiles(
             "good" if total.state == "complete" else "plain",
         ),
         _make_speed_tile(total_stats(stats)),
-        _make_end_tile(total_stats(stats), left_tokens=total.left_tokens, now=now, running=running),
+        _make_end_tile(stats, left_tokens=total.left_tokens, now=now, running=running),
         wrong,
     ]
 
@@ -160,10 +160,16 @@ def _find_silence(stats: DatasetStats, now: datetime) -> float | None:
     return max(0.0, now.timestamp() - parse_time(stats.last_finished_at))
 
 
-def _make_end_tile(total: DatasetStats, *, left_tokens: float, now: datetime, running: bool) -> Tile:
-    question, speed = "When done?", total.mean_tokens_per_s
-    if total.status != "incomplete":
-        return Tile(question, "done", _describe_end(total), "good")
+def _make_end_tile(
+    stats: Sequence[DatasetStats], *, left_tokens: float, now: datetime, running: bool
+) -> Tile:
+    question, total = "When done?", total_stats(stats)
+    speed = total.mean_tokens_per_s
+    end = _describe_end(total_generated(stats))
+    if total.status == "exhausted":
+        return Tile(question, "finished", f"short of the budget, for want of prompts: {end}")
+    if total.status == "complete":
+        return Tile(question, "done", end, "good")
     left_s = left_tokens / speed if left_tokens and speed else None
     silent_s = _find_silence(total, now)
     if silent_s is not None and not running:

@@ -206,6 +206,19 @@ def test_a_run_that_stopped_says_so(tmp_path):
     assert "! 3 datasets: no row for 2 h 1 min or more: B5_" in shown
 
 
+def test_a_run_that_is_done_shows_no_servers(tmp_path):
+    """And one that ran out of prompts is finished, but not done."""
+    start_run(tmp_path, a=1000, b=500)
+    for name in "ab":
+        add_rows(tmp_path / name, rows=10)
+    assert "everything is done" in show(tmp_path)
+    assert not any("server" in line or "tok/s" in line for line in show(tmp_path))
+    start_run(tmp_path, a=5000)
+    report = {"key": "", "rows_read": 10, "conversations": 10, "prompts": 10, "duplicates": 0, "rejected": {}}
+    (tmp_path / "a" / "prepare.json").write_text(json.dumps(report | {"reused": False}))
+    assert "finished, short of the budget: there are no more prompts" in show(tmp_path)
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 92, 120])
 def test_no_line_is_wider_than_the_terminal(tmp_path, width):
     """Columns of less value go, then letters of long names."""

@@ -132,8 +132,8 @@ def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path
     assert find_problems([short], running=True).trouble == [expected]
     changes = {"answered": 150, "rows": 150, "completion_tokens": 15_000, "reached_percent": 25.0}
     out = dataclasses.replace(short, status="exhausted", **changes)
-    far, *_ = tiles_of(out, problems=find_problems([out]))
-    assert (far.answer, far.tone) == ("25.0%", "plain")
+    far, _, end, _ = tiles_of(out, problems=find_problems([out]))
+    assert [(one.answer, one.tone) for one in (far, end)] == [("25.0%", "plain"), ("finished", "plain")]
     assert "1 of 1 datasets done (1 ran out of prompts)" in far.detail
 
 
