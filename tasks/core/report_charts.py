@@ -158,7 +158,7 @@ def _find_stretches(buckets: Iterable[int], step_s: int) -> list[range]:
 def _tick_time(axis: "TimeAxis", width: float) -> list[Tick]:
     """Where answers go on after a cut, and some six others, none too near to another."""
     first, last = axis.stretches[0][0] * axis.step_s, (axis.stretches[-1][-1] + 1) * axis.step_s
-    with_date = format_time(first)[:6] != format_time(last)[:6]
+    with_date = first // DAY != (last - 1) // DAY  # days of UTC
     apart = width / (9 if with_date else 14)
     places = axis.place()
     starts = {stretch[0] for stretch in axis.stretches}
@@ -178,7 +178,7 @@ def _tick_time(axis: "TimeAxis", width: float) -> list[Tick]:
 def _tick_height(values: Iterable[float], height: float) -> list[Tick]:
     """Marks of a vertical axis; the last value is at its top."""
     values = list(values)
-    return [Tick(height * (1 - value / values[-1]), f"{value:,g}") for value in values]
+    return [Tick(height * (1 - value / values[-1]), f"{value:,.10g}") for value in values]
 
 
 def draw_lengths(

@@ -355,6 +355,13 @@ def test_throughput_loses_no_token(tokens):
     assert all(0 <= bar.height <= 200.01 for bar in chart.bars)
 
 
+def test_millions_are_written_out_on_an_axis():
+    """Of answers in one bin, or of tokens a second."""
+    lengths = draw_lengths({100: 3_000_000}, {}, longest=100, median=100, width=400, height=90)
+    speed = draw_throughput({0: 23_000_000}, width=900, height=200)
+    assert [chart.y_ticks[-1].label for chart in (lengths, speed)] == ["3,000,000", "2,500,000"]
+
+
 @given(st.dictionaries(st.integers(0, 40_000), st.integers(1, 1000), min_size=1, max_size=60))
 def test_a_histogram_counts_every_answer_once(counts):
     """Each in the bin whose text names it, none outside the chart."""
