@@ -324,7 +324,7 @@ def test_time_is_cut_only_where_there_is_no_answer(tokens):
     assert {at // axis.step_s for at in tokens} <= set(shown)
     assert shown == sorted(set(shown))
     cuts = axis.find_cuts(sorted(tokens))
-    gaps = {gap.seconds for gap in find_gaps(tokens, longer_than_s=PAUSE_S)}
+    gaps = find_gaps(tokens, longer_than_s=PAUSE_S)
     assert len(cuts) == len(axis.stretches) - 1 <= len(gaps)
     ends = [x + axis.per_bar for _, x in axis.place()]
     assert all(ends[i] <= x + 1e-6 for i, (_, x) in enumerate(axis.place()[1:]))
