@@ -170,6 +170,13 @@ def test_a_bad_line_is_reported_in_its_place(tmp_path, line, detail):
     assert bad.text_head.startswith(line[:5].decode())
 
 
+def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    """A row's place is the path below the folder that all files have in common, as is its file's format."""
+    files = [write_lines(tmp_path / f"in/{folder}/x.jsonl", b"{}", b"no") for folder in "ab"]
+    assert [one.where for one in iter_rows(files)] == [f"{f}/x.jsonl:{n}" for f in "ab" for n in (1, 2)]
+    assert [one.where for one in iter_rows(files[:1])] == ["x.jsonl:1", "x.jsonl:2"]
+
+
 def test_bad_lines_at_the_start_are_given_once_a_good_one_follows(tmp_path):
     """A few broken first lines do not condemn the file, and keep their order."""
     file = write_lines(tmp_path / "a.jsonl", *[b"# exported"] * 4, b'{"id": 1}', b"oops")

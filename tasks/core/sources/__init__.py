@@ -8,7 +8,7 @@ source.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tasks.core.sources.files import find_files, hash_files, to_data_file
+from tasks.core.sources.files import find_files, hash_files, to_data_files
 from tasks.core.sources.hub import (
     HubDataset,
     find_dataset,
@@ -67,8 +67,8 @@ def iter_rows(source: Source) -> Iterator[SourceRow | MalformedRow]:
     if isinstance(source, HubDataset):
         yield from read_dataset(source)
         return
-    for path in source:
-        yield from read_file(to_data_file(path))
+    for file in to_data_files(source):
+        yield from read_file(file)
 
 
 def hash_source(source: Source, *, cache_folder: Path | None = None) -> str:

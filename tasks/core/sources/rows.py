@@ -19,7 +19,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One row as plain Python values; `where` is its file name and 1-based line or record."""
+    """One row as plain Python values; `where` is its file and 1-based line or record."""
 
     where: str
     row: dict[str, Any]
