@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tasks.core.prepare import PrepareOptions, read_report
 from tasks.core.rendering import Renderer, RenderError
@@ -88,10 +89,11 @@ async def count_from_checkpoints(output_dir: Path, goals: Sequence[DatasetPlan])
 def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
     name = work.goal.name
     kwargs = work.options.chat_template_kwargs
+    own: dict[str, Any] = {"name": name, "own_kwargs": kwargs}
     try:
         sample = sample_prompts(resolve_source(work.source, base=Path.cwd()), work.options)
     except (SourceError, OSError) as exc:
-        return Sample(SampledDataset(name=name, chat_template_kwargs=kwargs, problem=str(exc)))
+        return Sample(SampledDataset(**own, chat_template_kwargs=kwargs, problem=str(exc)))
     prompts = [one.at_turn(turn) for one in sample.prompts for turn in range(one.answers)]
     rendered = renderer.render_all(prompts)
     counts = [len(ids) for ids in rendered if not isinstance(ids, RenderError)]
@@ -100,8 +102,9 @@ def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
         refused = next((one.detail for one in rendered if isinstance(one, RenderError)), None)
         problem = f"no row gives a prompt ({refused or 'the adapter rejects all'}); check its source"
     dataset = SampledDataset(
-        name=name,
+        **own,
         chat_template_kwargs=sample.prompts[0].chat_template_kwargs if sample.prompts else kwargs,
+        rows_kwargs={key: value for one in sample.prompts for key, value in one.chat_template_kwargs.items()},
         prompt_tokens=counts,
         has_tools=any(prompt.tools for prompt in sample.prompts),
         problem=problem,

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.core.rendering import Renderer
 from tasks.core.run_plan import PlannedDataset, RunPlan, estimate_bytes, mean
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, asks_to_think, find_special_tokens, find_split_tokens
@@ -45,10 +44,16 @@ class PreflightError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledDataset:
-    """A dataset, from the first prompts of its source; `problem` is why there are none."""
+    """A dataset, from the first prompts of its source; `problem` is why there are none.
+
+    `chat_template_kwargs` are those of its first prompt, `own_kwargs` those of its settings alone and
+    `rows_kwargs` those of any row.
+    """
 
     name: str
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    own_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rows_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prompt_tokens: list[int] = field(default_factory=list)
     has_tools: bool = False
     problem: str | None = None
@@ -111,18 +116,6 @@ def check_special_tokens(target: TargetTokenizer) -> Finding:
         )
     count = len(find_special_tokens(target.tokenizer))
     return Finding("note", f"{target.name}: {count} special tokens in the chat template, one id each")
-
-
-def check_tools(renderer: Renderer, datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
-    """A template that ignores tools, where a dataset has some."""
-    if renderer.shows_tools:
-        return
-    if names := [repr(one.name) for one in datasets if one.has_tools]:
-        yield Finding(
-            "warning",
-            f"the chat template ignores tools, which {', '.join(names)} has: they are put into the system "
-            "prompt as text",
-        )
 
 
 def check_text_ids(

@@ -27,6 +27,7 @@ from tasks.core.rendering import Renderer
 from tasks.core.run_plan import OnDisk, RunPlan
 from tasks.core.server_facts import ServerFacts, redact_settings
 from tasks.core.stats import DatasetPlan
+from tasks.core.template_names import find_template_names
 from tasks.core.tokenizer import TargetTokenizer, TokenizerError, load_tokenizer
 from tasks.core.window import Lane, Window
 from tasks.generation import Resources
@@ -47,11 +48,11 @@ from tasks.preflight import (
     check_prompts,
     check_router,
     check_special_tokens,
-    check_tools,
     is_path,
 )
 from tasks.probing import explain_misconfigured, measuring_prompt, probe_server
 from tasks.session import Session
+from tasks.template_checks import check_template_kwargs, check_tools
 from tasks.turn import ProcessTurn, Turn
 
 logger = logging.getLogger(__name__)
@@ -222,14 +223,17 @@ class _Opening:
         samples = await asyncio.to_thread(sample_datasets, rules.datasets, self.renderer)
         on_disk = await count_rows(rules.output_dir, [work.goal for work in rules.datasets])
         plan = make_plan(rules.datasets, samples, on_disk, lanes=rules.lanes)
-        findings = [*findings, *self._check_settings([one.dataset for one in samples], plan)]
+        begun = [name for name, there in on_disk.items() if there.rows]
+        findings = [*findings, *self._check_settings([one.dataset for one in samples], plan, begun)]
         findings += await self._probe([one.dataset for one in samples])
         if any(one.level == "refusal" for one in findings):
             raise PreflightError(findings)
         settings = {facts.url: redact_settings(facts.server_info) for facts in self.servers}
         return Report(findings, RunPlan(plan.datasets, await self._measure(plan)), settings)
 
-    def _check_settings(self, datasets: Sequence[SampledDataset], plan: RunPlan) -> list[Finding]:
+    def _check_settings(
+        self, datasets: Sequence[SampledDataset], plan: RunPlan, begun: Sequence[str]
+    ) -> list[Finding]:
         """What needs no answer of a server."""
         rules = self.rules
         lanes = LaneRules(rules.lanes, rules.long_prompt_tokens)
@@ -237,6 +241,7 @@ class _Opening:
             check_special_tokens(self.target),
             *check_draft_vocab(rules.draft_vocab_size, self.target.vocab_size, formats=rules.export_formats),
             *check_tools(self.renderer, datasets),
+            *check_template_kwargs(find_template_names(self.target.tokenizer), datasets, begun=begun),
             *check_context(self.context_length, lanes),
             *check_prompts(datasets, self.context_length),
             *[check_kv_tokens(facts, lanes, self.context_length) for facts in self.servers],

@@ -12,7 +12,7 @@ import pytest
 from fake_sglang import NOT_A_ROUTERS
 from prefect.client.orchestration import get_client
 from run_support import Runner
-from tiny_tokenizer import make_tokenizer
+from tiny_tokenizer import TEMPLATE, make_tokenizer
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -28,7 +28,8 @@ THINK = ("<think>", "</think>")
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
     """A tokenizer that has think tokens: the ids 3 and 4."""
-    return make_tokenizer(tmp_path_factory.mktemp("thinker"), extra_tokens=THINK)
+    template = TEMPLATE + "{% if thinking is defined and not thinking %}calm{% endif %}"
+    return make_tokenizer(tmp_path_factory.mktemp("thinker"), template=template, extra_tokens=THINK)
 
 
 @pytest.fixture
@@ -191,6 +192,13 @@ def test_thinking_that_does_not_come_is_refused(checked, thinker):
     checked.runner.raw["datasets"][0]["chat_template_kwargs"] = {"thinking": True}
     _assert_refused(checked(tokenizer=str(thinker)), "'a'", "thinking expected but absent", "<think>")
     assert checked(tokenizer=str(thinker), think_id=3).exit_code == 0
+
+
+def test_a_misspelt_template_argument_is_refused(checked, thinker):
+    """A template ignores what it does not know without a word."""
+    checked.runner.raw["target"]["tokenizer"] = str(thinker)
+    checked.runner.raw["datasets"][0]["chat_template_kwargs"] = {"thinkng": False}
+    _assert_refused(checked(tokenizer=str(thinker)), "'a'", "'thinkng'", "(it reads thinking)", "correct")
 
 
 def test_all_refusals_come_together(checked):

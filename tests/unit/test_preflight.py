@@ -10,6 +10,7 @@ from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, find_special_tokens, find_think_tokens
 from tasks.core.stats import DatasetPlan
+from tasks.core.template_names import TemplateNames, find_template_names
 from tasks.core.tokenizer import load_tokenizer
 from tasks.core.window import Lane
 from tasks.preflight import (
@@ -27,9 +28,9 @@ from tasks.preflight import (
     check_special_tokens,
     check_text_ids,
     check_thinking,
-    check_tools,
     find_thinkers,
 )
+from tasks.template_checks import check_template_kwargs, check_tools
 
 URL = "http://s"
 LANES = LaneRules([Lane("short", 150, 10240), Lane("long", 32, 16384)], 4096)
@@ -241,6 +242,56 @@ def test_ignored_tools_are_said_where_there_are_some(target, tmp_path):
     shows = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + TEMPLATE
     able = Renderer(load_tokenizer(str(make_tokenizer(tmp_path / "able", template=shows))))
     assert not list(check_tools(able, [with_tools]))
+
+
+SWITCH = (
+    "{% macro end(m) %}{% generation %}{{ m['content'] ~ (tail or '') }}{% endgeneration %}{% endmacro %}"
+    "{% set shown = true %}{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ end(m) }}"
+    "{% endfor %}{% if enable_thinking is defined and shown %}{{ bos_token }}<think>{% endif %}"
+)
+
+
+def test_the_names_that_a_template_reads_are_found(target):
+    """In macros, tags of transformers and tests; not what it sets itself, nor what is always handed over."""
+    target.tokenizer.chat_template, before = SWITCH, target.tokenizer.chat_template
+    try:
+        assert find_template_names(target.tokenizer) == TemplateNames(
+            frozenset({"tail", "enable_thinking"}), is_sure=True
+        )
+        target.tokenizer.chat_template = {"default": before, "tool_use": SWITCH}
+        assert find_template_names(target.tokenizer).names == {"tail", "enable_thinking"}
+        target.tokenizer.chat_template = "{% odd %}"
+        assert not find_template_names(target.tokenizer).is_sure
+    finally:
+        target.tokenizer.chat_template = before
+
+
+def test_a_tokenizers_own_code_may_read_more_than_its_template(target, monkeypatch):
+    """Its parameters are known, what else it does is not (Kimi's is such a one)."""
+
+    class Own(type(target.tokenizer)):
+        def apply_chat_template(self, conversation, tools=None, thinking=True, **kwargs):
+            return super().apply_chat_template(conversation, tools=tools, **kwargs)
+
+    monkeypatch.setattr(target.tokenizer, "__class__", Own)
+    assert find_template_names(target.tokenizer) == TemplateNames(frozenset({"thinking"}), is_sure=False)
+
+
+def test_arguments_that_the_template_never_reads_are_refused():
+    """By name, with those that it reads; a warning where that is not sure, or rows are there already."""
+    sure, unsure = (TemplateNames(frozenset({"enable_thinking"}), is_sure=known) for known in (True, False))
+    wrong = SampledDataset(name="a", own_kwargs={"enable_thinkng": False, "enable_thinking": True})
+    [refusal] = check_template_kwargs(sure, [wrong], begun=[])
+    assert refusal.level == "refusal"
+    assert "'a'" in refusal.text
+    assert "'enable_thinkng', which" in refusal.text
+    assert "reads enable_thinking)" in refusal.text
+    assert _levels(check_template_kwargs(sure, [wrong], begun=["a"])) == ["warning"]
+    assert _levels(check_template_kwargs(unsure, [wrong], begun=[])) == ["warning"]
+    right = SampledDataset(name="a", own_kwargs={"enable_thinking": True})
+    assert not list(check_template_kwargs(sure, [right, SampledDataset(name="b")], begun=[]))
+    rows = SampledDataset(name="a", rows_kwargs={"enable_thinking": True, "depth": 1})
+    assert _levels(check_template_kwargs(sure, [rows], begun=[])) == ["warning"]
 
 
 def test_an_error_has_all_refusals_and_each_once():

@@ -16,7 +16,7 @@ _TAKEN_KWARGS = frozenset(
     {
         *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
         *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
-        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
     }
 )  # transformers 5
 _META_TEXT_CHARS = 200  # labels and scores, not texts

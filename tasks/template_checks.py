@@ -1,0 +1,50 @@
+"""Whether the chat template takes what the datasets hand it: their tools and their arguments.
+
+Knows what was found out of the template and of the first rows; renders nothing. Invariant: as in
+`tasks.preflight`, a finding is one line that names the object, the value and, where there is one, the change.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from tasks.core.rendering import Renderer
+from tasks.core.template_names import TemplateNames
+from tasks.preflight import Finding, SampledDataset
+
+
+def check_tools(renderer: Renderer, datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
+    """A template that ignores tools, where a dataset has some."""
+    if renderer.shows_tools:
+        return
+    if names := [repr(one.name) for one in datasets if one.has_tools]:
+        yield Finding(
+            "warning",
+            f"the chat template ignores tools, which {', '.join(names)} has: they are put into the system "
+            "prompt as text",
+        )
+
+
+def check_template_kwargs(
+    template: TemplateNames, datasets: Sequence[SampledDataset], *, begun: Collection[str]
+) -> Iterator[Finding]:
+    """Arguments that the chat template never reads: it says nothing, and misspelt ones change nothing.
+
+    A dataset that has rows, is `begun`, is only warned of: it was rendered that way, and can be gone on with.
+    """
+    never = "the chat template never reads" if template.is_sure else "nothing is known to read"
+    never += f" (it reads {', '.join(sorted(template.names))})" if template.names else ""
+    for one in datasets:
+        if unread := template.find_unread(one.own_kwargs):
+            yield Finding(
+                "refusal" if template.is_sure and one.name not in begun else "warning",
+                f"dataset {one.name!r}: chat_template_kwargs has {_quote(unread)}, which {never}; "
+                "correct the name, or leave it out",
+            )
+        if unread := [name for name in template.find_unread(one.rows_kwargs) if name not in one.own_kwargs]:
+            yield Finding(
+                "warning",
+                f"dataset {one.name!r}: its rows' chat_template_kwargs have {_quote(unread)}, which {never}",
+            )
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
