@@ -196,14 +196,14 @@ def _load(
         override_parameters,
         read_param_file,
     )
-    from flows.servers import build_launch_command
+    from flows.servers import build_launch_command, needs_server
     from serving.errors import LaunchRefused, UnknownProfile
 
     try:
         raw = read_param_file(param_file) if param_file is not None else {}
         raw = override_parameters(raw, overrides, server=server, only=only)
         parameters = complete_parameters(build_parameters(raw))
-        if parameters.server.mode == "launch":  # now, not when Prefect is there
+        if parameters.server.mode == "launch" and needs_server(parameters):  # now, not when Prefect is there
             build_launch_command(parameters)
     except (InputError, LaunchRefused, UnknownProfile) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
@@ -218,14 +218,16 @@ def _to_server(base_url: list[str] | None, mode: str | None) -> dict[str, Any]:
 
 def _run_check(parameters: Any) -> int:
     from flows.interrupts import run_until_interrupted
+    from flows.servers import needs_server
 
     set_up_prefect()
+    starts_sglang = parameters.server.mode == "launch" and needs_server(parameters)
     output_dir = Path(parameters.output_dir)
     was_there = output_dir.exists()
     check_folder(output_dir)
     try:
         _check_free(output_dir)
-        say(f"checking; it {_STARTS_SGLANG if parameters.server.mode == 'launch' else 'takes some seconds'}")
+        say(f"checking; it {_STARTS_SGLANG if starts_sglang else 'takes some seconds'}")
         from flows.check import check_run
 
         return run_until_interrupted(

@@ -14,7 +14,7 @@ from typing import Any
 
 from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
-from flows.servers import describe_launch, open_server
+from flows.servers import describe_launch, name_model, needs_server, open_server
 from serving.shared_server import find_failure
 from tasks.aggregate import DatasetPlan
 from tasks.concurrency import adapt_window
@@ -61,7 +61,7 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
             record_run(
                 parameters,
                 session.fingerprint,
-                servers=session.report.settings,
+                servers=session.report.settings or None,
                 target_vocab_size=session.target.vocab_size,
             )
             resources = session.resources
@@ -76,11 +76,15 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
 
 def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> WarmUpRules:
     """What warm-up has to know."""
-    embedded = parameters.server.mode == "embedded"
+    model, tokenizer = parameters.target.model, parameters.target.tokenizer
+    if not needs_server(parameters):
+        model, tokenizer = name_model(parameters)
+    elif parameters.server.mode == "embedded":
+        model = None  # it says what it serves
     return WarmUpRules(
         base_urls=base_urls,
-        model=None if embedded else parameters.target.model,
-        tokenizer=parameters.target.tokenizer,
+        model=model,
+        tokenizer=tokenizer,
         revision=parameters.target.revision,
         trust_remote_code=parameters.target.trust_remote_code,
         sampling=parameters.sampling.model_dump(),

@@ -16,7 +16,7 @@ from flows.catalog import InputError, list_datasets
 from flows.check import shown_logs
 from flows.opening import to_lanes, to_prepare_options, to_warm_up_rules
 from flows.parameters import DatasetSettings, RunParameters
-from serving.embedded.model import resolve_model
+from flows.servers import name_model
 from tasks.core.prepare import adapt_rows
 from tasks.core.preview import Previewer, Shown, say_rejected, show_response
 from tasks.core.preview_view import TokenView, spell_out
@@ -129,10 +129,8 @@ class _Preview:
 
 def _name_tokenizer(parameters: RunParameters) -> str | None:
     """The tokenizer of the run; None where only the server knows."""
-    target = parameters.target
-    if parameters.server.mode == "embedded" and not target.tokenizer:
-        return str(resolve_model(target.model or "demo").tokenizer_dir)
-    return target.tokenizer or target.model
+    model, tokenizer = name_model(parameters)
+    return tokenizer or model
 
 
 def _load_target(parameters: RunParameters, name: str | None) -> tuple[TargetTokenizer, int | None]:

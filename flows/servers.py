@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.catalog import list_datasets
 from flows.parameters import RunParameters
 from serving.embedded.launcher import EmbeddedServer
+from serving.embedded.model import DEMO_MODEL, DEMO_NAMES, resolve_model
 from serving.errors import LaunchRefused
 from serving.launch import launch_server
 from serving.launch_command import (
@@ -39,9 +41,14 @@ SERVER_LOG = "server.log"
 async def open_server(parameters: RunParameters) -> AsyncIterator[Sequence[str]]:
     """The base URLs to use; one that is started here lives as long as somebody in output_dir uses it.
 
+    There are none where none is needed.
+
     Raises:
         EmbeddedError, LaunchRefused, UnknownProfile, ServerDown: it could not be started.
     """
+    if not needs_server(parameters):
+        yield []
+        return
     if parameters.server.mode == "connect":
         yield parameters.server.base_urls
         return
@@ -49,6 +56,26 @@ async def open_server(parameters: RunParameters) -> AsyncIterator[Sequence[str]]
     start = functools.partial(kinds[parameters.server.mode], parameters)
     async with share_server(Path(parameters.output_dir), start) as url:
         yield [url]
+
+
+def needs_server(parameters: RunParameters) -> bool:
+    """Whether any dataset of completed parameters is to be answered, or only a server can name the model."""
+    is_named = parameters.server.mode != "connect" or bool(parameters.target.model)
+    return not is_named or any(dataset.kind == "generate" for dataset in list_datasets(parameters))
+
+
+def name_model(parameters: RunParameters) -> tuple[str | None, str | None]:
+    """The model and its tokenizer as a server would name them; None where only a running one knows.
+
+    Raises:
+        ModelError: mode embedded, and there is no such model.
+    """
+    target = parameters.target
+    if parameters.server.mode != "embedded":
+        return target.model, target.tokenizer
+    model = target.model or "demo"
+    tokenizer = target.tokenizer or str(resolve_model(model).tokenizer_dir)
+    return (DEMO_MODEL if model in DEMO_NAMES else model), tokenizer
 
 
 @contextlib.asynccontextmanager

@@ -61,6 +61,8 @@ class ServerPool:
     `/v1/loads` shows no work. Those requests are called back, and it returns when it makes a token again. A
     server that has no `/v1/loads` is never judged so. `on_stall` is given its base URL, for
     whoever can start it again.
+
+    A pool without servers is never up.
     """
 
     def __init__(
@@ -72,8 +74,6 @@ class ServerPool:
         on_stall: Callable[[str], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        if not clients:
-            raise ValueError("at least one server is needed")
         self._members = [_Member(client) for client in clients]
         self._probe_every_s = probe_every_s
         self._stall_timeout_s = stall_timeout_s
@@ -95,7 +95,7 @@ class ServerPool:
     @property
     def down_for_s(self) -> float:
         """How long no server has been up; 0 while one is."""
-        if self.is_up:
+        if self.is_up or not self._members:
             return 0.0
         return self._clock() - max(member.down_since_s for member in self._members)
 

@@ -68,6 +68,7 @@ CountRows = Callable[[Path, Sequence[DatasetPlan]], Awaitable[dict[str, OnDisk]]
 class WarmUpRules:
     """What to open a session with: the servers, the model asked for and how it will be used.
 
+    Where nothing is generated there may be no servers; `model` is given then.
     `turns_folder` is where datasets in processes of their own take turns, None when all are in this one;
     `turn_place` is this one's place among them. `datasets` are those that the session is for. The speed is
     measured for `measure_s` where `measure_from_tokens` or more are to be made.
@@ -108,9 +109,9 @@ async def warm_up_server(rules: WarmUpRules) -> Session:
     _log(session.report.findings)
     plan = session.report.plan
     logger.info(
-        "ready: %s at %s, vocabulary %d, context %s",
-        session.model, ", ".join(rules.base_urls), session.target.vocab_size,
-        session.resources.context_length,
+        "ready: %s %s, vocabulary %d, context %s",
+        session.model, f"at {', '.join(rules.base_urls)}" if rules.base_urls else "without a server",
+        session.target.vocab_size, session.resources.context_length,
     )  # fmt: skip
     logger.info(plan.to_line())
     if rules.turns_folder is None:  # else the plan is one dataset's, and the run around it shows its own
@@ -139,6 +140,11 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
         PreflightError: the servers answer, but this run could not succeed: all that has to be changed.
     """
     api_key = os.environ.get(API_KEY_VARIABLE) or None
+    asks = not rules.datasets or any(one.goal.budget_tokens is not None for one in rules.datasets)
+    if asks and not rules.base_urls:
+        raise ValueError("at least one server is needed")
+    if not asks and rules.base_urls:
+        logger.info("nothing is generated, but only the server knows its model: name it in target.model")
     try:
         servers = await _wait_ready(rules, api_key)
     except ServerMisconfigured as exc:
@@ -146,10 +152,13 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
     model = rules.model or next(reversed(servers[0].names), "")
     findings = [check_model(facts, model) for facts in servers]  # None asked for: all serve the same
     findings += [finding for facts in servers for finding in check_router(facts)]
+    if not servers:
+        findings.append(Finding("note", "nothing is generated: no server is started or asked"))
     if any(one.level == "refusal" for one in findings) and not is_path(rules.tokenizer or model):
         raise PreflightError(findings)  # the Hub has a minute to say that there is no such model
     try:
-        target = await asyncio.to_thread(_load_target, rules, model, servers[0].model_info)
+        info = servers[0].model_info if servers else {}
+        target = await asyncio.to_thread(_load_target, rules, model, info)
     except TokenizerError as exc:
         raise PreflightError([*findings, Finding("refusal", str(exc))]) from exc
     context_length = _least([target.context_length, *[facts.context_length for facts in servers]])
@@ -242,10 +251,10 @@ class _Opening:
             *check_draft_vocab(rules.draft_vocab_size, self.target.vocab_size, formats=rules.export_formats),
             *check_tools(self.renderer, datasets),
             *check_template_kwargs(find_template_names(self.target.tokenizer), datasets, begun=begun),
-            *check_context(self.context_length, lanes),
+            *(check_context(self.context_length, lanes) if self.servers else ()),
             *check_prompts(datasets, self.context_length),
             *[check_kv_tokens(facts, lanes, self.context_length) for facts in self.servers],
-            *check_load(self.servers, lanes, datasets, plan),
+            *(check_load(self.servers, lanes, datasets, plan) if self.servers else ()),
             check_disk(
                 rules.output_dir, plan, vocab_size=self.target.vocab_size, formats=rules.export_formats
             ),

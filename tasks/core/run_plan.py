@@ -118,6 +118,8 @@ class RunPlan:
 
     def to_line(self) -> str:
         """The sum, for a log."""
+        if not any(one.is_generated for one in self.datasets):
+            return "to make: nothing; finished conversations are only tokenized"
         samples = sum(one.left_samples for one in self.datasets)
         line = f"to make: about {self.left_tokens:,} tokens in {samples:,} answers"
         if self.tokens_per_s is None:

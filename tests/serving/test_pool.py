@@ -90,12 +90,14 @@ async def lease_url(pool):
         return client.base_url
 
 
-def test_pool_without_servers_is_refused():
-    """A pool that could never answer is a mistake at once."""
+def test_a_pool_without_servers_is_never_up():
+    """Nor waited for, nor in an outage: it is for those who ask nothing."""
 
     async def main():
-        with pytest.raises(ValueError, match="at least one"):
-            ServerPool([])
+        pool = ServerPool([])
+        await pool.wait_ready(timeout_s=TIMEOUT_S)
+        assert (pool.is_up, pool.down_for_s, pool.clients) == (False, 0.0, [])
+        await pool.close()
 
     asyncio.run(main())
 
