@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.prepare import PrepareOptions, read_report
+from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError
 from tasks.core.response_log import RESPONSES
 from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan, expect_answer_tokens, mean
-from tasks.core.sample import sample_prompts
+from tasks.core.sample import SAMPLE_ROWS, sample_prompts
 from tasks.core.sources import SourceError, resolve_source
 from tasks.core.stats import DatasetPlan
 from tasks.core.stats_scan import scan_dataset
+from tasks.core.tokenizer import TargetTokenizer
+from tasks.core.trajectories import TrajectoryRenderer
 from tasks.core.window import Lane
 from tasks.preflight import SHORTEST_ROOM, SampledDataset
 from tasks.watch_run import RunWatch
+
+_SAMPLE_CONVERSATIONS = 8  # a long one takes a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,12 @@ class Sample:
     rows: int | None = None
 
 
-def sample_datasets(works: Sequence[DatasetWork], renderer: Renderer) -> list[Sample]:
+def sample_datasets(
+    works: Sequence[DatasetWork], target: TargetTokenizer, renderer: Renderer
+) -> list[Sample]:
     """Read and render the first prompts of each source."""
-    return [_sample(work, renderer) for work in works]
+    trajectories = TrajectoryRenderer(target, renderer)
+    return [_sample(work, renderer, trajectories) for work in works]
 
 
 def make_plan(
@@ -86,32 +94,46 @@ async def count_from_checkpoints(output_dir: Path, goals: Sequence[DatasetPlan])
     return found
 
 
-def _sample(work: DatasetWork, renderer: Renderer) -> Sample:
-    name = work.goal.name
+def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRenderer) -> Sample:
     kwargs = work.options.chat_template_kwargs
-    own: dict[str, Any] = {"name": name, "own_kwargs": kwargs}
+    is_generated = work.options.shape != "trajectory"
+    own: dict[str, Any] = {"name": work.goal.name, "own_kwargs": kwargs, "is_generated": is_generated}
+    limit = SAMPLE_ROWS if is_generated else _SAMPLE_CONVERSATIONS
     try:
-        sample = sample_prompts(resolve_source(work.source, base=Path.cwd()), work.options)
+        sample = sample_prompts(resolve_source(work.source, base=Path.cwd()), work.options, limit=limit)
     except (SourceError, OSError) as exc:
         return Sample(SampledDataset(**own, chat_template_kwargs=kwargs, problem=str(exc)))
     prompts = [one.at_turn(turn) for one in sample.prompts for turn in range(one.answers)]
-    rendered = renderer.render_all(prompts)
-    counts = [len(ids) for ids in rendered if not isinstance(ids, RenderError)]
+    if is_generated:
+        lengths = [one if isinstance(one, RenderError) else len(one) for one in renderer.render_all(prompts)]
+    else:
+        lengths = [_measure(prompt, trajectories) for prompt in prompts]
+    refusals = [f"{one.reason}: {one.detail}" for one in lengths if isinstance(one, RenderError)]
     problem = None
-    if not counts and sample.is_whole:
-        refused = next((one.detail for one in rendered if isinstance(one, RenderError)), None)
-        problem = f"no row gives a prompt ({refused or 'the adapter rejects all'}); check its source"
+    if len(refusals) == len(lengths) and sample.is_whole:
+        why = refusals[0] if refusals else "the adapter rejects all"
+        problem = f"no row gives a prompt ({why}); check its source"
     dataset = SampledDataset(
         **own,
         chat_template_kwargs=sample.prompts[0].chat_template_kwargs if sample.prompts else kwargs,
         rows_kwargs={key: value for one in sample.prompts for key, value in one.chat_template_kwargs.items()},
-        prompt_tokens=counts,
-        has_tools=any(prompt.tools for prompt in sample.prompts),
+        prompt_tokens=[one for one in lengths if not isinstance(one, RenderError)],
+        refused=len(refusals),
+        refusal=next(iter(refusals), None),
+        hides_tools=any(one.tools and not renderer.shows_tools(one.messages) for one in sample.prompts),
         problem=problem,
     )
     per_row = len(prompts) / len(sample.prompts) if sample.prompts else 1.0
     limits = [work.options.max_prompts, None if sample.rows is None else round(sample.rows * per_row)]
     return Sample(dataset, min((limit for limit in limits if limit is not None), default=None))
+
+
+def _measure(prompt: Prompt, trajectories: TrajectoryRenderer) -> int | RenderError:
+    """The tokens of a finished conversation's longest row, or why it has none."""
+    try:
+        return max(len(row.input_ids) for row in trajectories.render(prompt))
+    except RenderError as exc:
+        return exc
 
 
 def _count(output_dir: Path, goal: DatasetPlan) -> OnDisk:

@@ -47,7 +47,9 @@ class SampledDataset:
     """A dataset, from the first prompts of its source; `problem` is why there are none.
 
     `chat_template_kwargs` are those of its first prompt, `own_kwargs` those of its settings alone and
-    `rows_kwargs` those of any row.
+    `rows_kwargs` those of any row. `refused` is how many prompts cannot be rendered, the first for `refusal`;
+    those of finished conversations cannot be shown to be what the target saw. `hides_tools` where a prompt
+    has tools that the template ignores.
     """
 
     name: str
@@ -55,7 +57,10 @@ class SampledDataset:
     own_kwargs: Mapping[str, Any] = field(default_factory=dict)
     rows_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prompt_tokens: list[int] = field(default_factory=list)
-    has_tools: bool = False
+    refused: int = 0
+    refusal: str | None = None
+    hides_tools: bool = False
+    is_generated: bool = True
     problem: str | None = None
 
 

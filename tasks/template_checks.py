@@ -6,21 +6,30 @@ Knows what was found out of the template and of the first rows; renders nothing.
 
 from collections.abc import Collection, Iterator, Sequence
 
-from tasks.core.rendering import Renderer
 from tasks.core.template_names import TemplateNames
 from tasks.preflight import Finding, SampledDataset
 
 
-def check_tools(renderer: Renderer, datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
-    """A template that ignores tools, where a dataset has some."""
-    if renderer.shows_tools:
-        return
-    if names := [repr(one.name) for one in datasets if one.has_tools]:
+def check_tools(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
+    """Tools that the template ignores; of finished conversations they are a reason to set them aside."""
+    if names := [one.name for one in datasets if one.hides_tools and one.is_generated]:
         yield Finding(
             "warning",
-            f"the chat template ignores tools, which {', '.join(names)} has: they are put into the system "
+            f"the chat template ignores tools, which {_quote(names)} has: they are put into the system "
             "prompt as text",
         )
+
+
+def check_refused(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
+    """First prompts that cannot be rendered, be it some or all; one problem is enough of a dataset."""
+    for one in datasets:
+        if one.refused and one.problem is None:
+            what = "prompts" if one.is_generated else "conversations"
+            yield Finding(
+                "warning",
+                f"dataset {one.name!r}: {one.refused} of the first {one.refused + len(one.prompt_tokens)} "
+                f"{what} would be set aside ({one.refusal})",
+            )
 
 
 def check_template_kwargs(

@@ -52,7 +52,7 @@ from tasks.preflight import (
 )
 from tasks.probing import explain_misconfigured, measuring_prompt, probe_server
 from tasks.session import Session
-from tasks.template_checks import check_template_kwargs, check_tools
+from tasks.template_checks import check_refused, check_template_kwargs, check_tools
 from tasks.turn import ProcessTurn, Turn
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class _Opening:
             PreflightError: something has to be changed.
         """
         rules = self.rules
-        samples = await asyncio.to_thread(sample_datasets, rules.datasets, self.renderer)
+        samples = await asyncio.to_thread(sample_datasets, rules.datasets, self.target, self.renderer)
         on_disk = await count_rows(rules.output_dir, [work.goal for work in rules.datasets])
         plan = make_plan(rules.datasets, samples, on_disk, lanes=rules.lanes)
         begun = [name for name, there in on_disk.items() if there.rows]
@@ -249,7 +249,8 @@ class _Opening:
         return [
             check_special_tokens(self.target),
             *check_draft_vocab(rules.draft_vocab_size, self.target.vocab_size, formats=rules.export_formats),
-            *check_tools(self.renderer, datasets),
+            *check_tools(datasets),
+            *check_refused(datasets),
             *check_template_kwargs(find_template_names(self.target.tokenizer), datasets, begun=begun),
             *(check_context(self.context_length, lanes) if self.servers else ()),
             *check_prompts(datasets, self.context_length),

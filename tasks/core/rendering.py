@@ -41,8 +41,13 @@ class Renderer:
         # A tokenizer with code of its own (Kimi's) may do more than render and tokenize.
         is_plain = type(self._tokenizer).apply_chat_template is Base.apply_chat_template
         self._backend = _find_backend(self._tokenizer) if is_plain else None
-        self.shows_tools = self._sees(tools=[_probe_tool()])
+        tools = [_probe_tool()]
+        self._shows_tools = {system: self._sees(tools=tools, system=system) for system in (False, True)}
         self.shows_tool_calls = self._sees(call=True)
+
+    def shows_tools(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template shows tools with these messages; some do only in a system message's text."""
+        return self._shows_tools[any(message.get("role") == "system" for message in messages)]
 
     def render(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt, generation prompt included.
@@ -98,7 +103,7 @@ class Renderer:
         self, prompt: Prompt, *, tokenize: bool = False, add_generation_prompt: bool = True
     ) -> Any:
         messages, tools = prompt.messages, prompt.tools
-        if tools and not self.shows_tools:
+        if tools and not self.shows_tools(messages):
             messages, tools = _tools_as_text(messages, tools), None
         if not self.shows_tool_calls:
             messages = calls_as_text(messages)
@@ -131,9 +136,12 @@ class Renderer:
         except RenderError as exc:
             return exc
 
-    def _sees(self, *, tools: list[dict[str, Any]] | None = None, call: bool = False) -> bool:
+    def _sees(
+        self, *, tools: list[dict[str, Any]] | None = None, call: bool = False, system: bool = False
+    ) -> bool:
         """Whether a probe shows in the rendered text; a template that raises counts as not showing it."""
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "be kind"}] if system else []
+        messages.append({"role": "user", "content": "hello"})
         if call:
             messages.append({"role": "assistant", "content": "", "tool_calls": [_probe_call()]})
         try:

@@ -89,7 +89,7 @@ class TrajectoryRenderer:
         messages = prompt.messages
         if not messages or messages[-1].get("role") != "assistant":
             raise RenderError("no_final_answer", "the conversation does not end with an assistant's turn")
-        if prompt.tools and not self._renderer.shows_tools:
+        if prompt.tools and not self._renderer.shows_tools(messages):
             raise RenderError(
                 "tools_not_rendered", "the chat template shows no tools: what it saw is unknown"
             )

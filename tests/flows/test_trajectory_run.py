@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_tokenizer import TEMPLATE, make_tokenizer
 from typer.testing import CliRunner
 
 from flows.catalog import build_parameters, complete_parameters
@@ -21,7 +22,7 @@ def recorded(runner):
     """A runner with one dataset of finished conversations, whose server is away."""
     runner.raw["server"]["base_urls"] = NOBODY
     rows = [
-        {"id": f"t{n}", "messages": [*TURNS, *TURNS[:1], TURNS[1] | {"content": str(n)}]} for n in range(9)
+        {"id": f"t{n}", "messages": [*TURNS, *TURNS[:1], TURNS[1] | {"content": str(n)}]} for n in range(7)
     ]
     (runner.folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     runner.add_dataset("t", prompts=None, kind="trajectory")
@@ -43,14 +44,14 @@ def test_finished_conversations_need_no_server(recorded, fake_server):
     """They are exported; the folder goes on later, with a server and a dataset for it to answer."""
     done = recorded.run()
     assert done.returncode == 0, done.stderr
-    assert len(recorded.rows("t")) == 9
+    assert len(recorded.rows("t")) == 7
     assert (recorded.output_dir / "export" / "manifest.json").exists()
     assert json.loads((recorded.output_dir / "run.json").read_text())["details"].get("servers") is None
     recorded.add_dataset("a", prompts=5)
     recorded.raw["server"]["base_urls"] = [fake_server(tokens_per_s=2000)]
     done = recorded.run()
     assert done.returncode == 0, done.stderr
-    assert (len(recorded.rows("t")), len(recorded.rows("a"))) == (9, 5)
+    assert (len(recorded.rows("t")), len(recorded.rows("a"))) == (7, 5)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,23 @@ def test_the_check_says_so(recorded, monkeypatch, server):
     for words in ("no server is started or asked", "only tokenized", "The run can start"):
         assert words in done.output
     assert "KV tokens" not in done.output
+
+
+@pytest.mark.parametrize(("shows", "words"), [(True, None), (False, "tools_not_rendered")])
+def test_tools_are_warned_of_only_where_they_are_lost(recorded, monkeypatch, tmp_path, shows, words):
+    """A template that shows them takes the conversation; one that ignores them has it set aside."""
+    in_system = "{% if tools and messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}"
+    template = (in_system if shows else "") + TEMPLATE
+    recorded.raw["target"]["tokenizer"] = str(make_tokenizer(tmp_path / "tools", template=template))
+    tool = {"type": "function", "function": {"name": "tide", "description": "", "parameters": {}}}
+    row = {"messages": [{"role": "system", "content": "s"}, *TURNS], "tools": [tool]}
+    with (recorded.folder / "t.jsonl").open("a") as lines:
+        lines.write(json.dumps(row))
+    done = _check(recorded, monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert "ignores tools" not in done.output
+    assert ("1 of the first 8 conversations would be set aside" in done.output) is (words is not None)
+    assert (words or "") in done.output
 
 
 def test_without_a_model_the_server_has_to_be_asked(recorded, monkeypatch):

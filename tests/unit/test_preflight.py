@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tiny_tokenizer import TEMPLATE, make_tokenizer
+from tiny_tokenizer import make_tokenizer
 
-from tasks.core.rendering import Renderer
 from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, find_special_tokens, find_think_tokens
@@ -30,7 +29,7 @@ from tasks.preflight import (
     check_thinking,
     find_thinkers,
 )
-from tasks.template_checks import check_template_kwargs, check_tools
+from tasks.template_checks import check_refused, check_template_kwargs, check_tools
 
 URL = "http://s"
 LANES = LaneRules([Lane("short", 150, 10240), Lane("long", 32, 16384)], 4096)
@@ -233,15 +232,25 @@ def test_a_routers_memory_is_no_measure_of_its_load():
     assert list(check_router(_facts())) == []
 
 
-def test_ignored_tools_are_said_where_there_are_some(target, tmp_path):
-    """A run without tools does not need to know."""
-    with_tools, without = SampledDataset(name="a", has_tools=True), SampledDataset(name="b")
-    renderer = Renderer(target)
-    assert _levels(check_tools(renderer, [with_tools, without])) == ["warning"]
-    assert not list(check_tools(renderer, [without]))
-    shows = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + TEMPLATE
-    able = Renderer(load_tokenizer(str(make_tokenizer(tmp_path / "able", template=shows))))
-    assert not list(check_tools(able, [with_tools]))
+def test_ignored_tools_are_said_where_there_are_some():
+    """A run without tools does not need to know; finished conversations are set aside, which is said."""
+    datasets = [
+        SampledDataset(name="a", hides_tools=True),
+        SampledDataset(name="b"),
+        SampledDataset(name="c", hides_tools=True, is_generated=False, refused=2, refusal="no tools"),
+    ]
+    [finding] = check_tools(datasets)
+    assert finding.level == "warning"
+    assert "'a' has" in finding.text
+    assert not list(check_tools(datasets[1:]))
+    [finding] = check_refused(datasets)
+    assert finding.level == "warning"
+    assert "'c': 2 of the first 2 conversations would be set aside (no tools)" in finding.text
+
+
+def test_a_dataset_without_any_prompt_is_said_once():
+    """As a problem, not as refused prompts too."""
+    assert not list(check_refused([SampledDataset(name="a", refused=2, refusal="x", problem="none")]))
 
 
 SWITCH = (

@@ -82,7 +82,7 @@ def test_rendering_leaves_the_prompt_as_it_is(load):
 def test_tools_that_the_template_drops_go_into_the_system_text(load, template, messages, beginning):
     """Without a word or with an exception: the model sees the tools, once, before the user's turn."""
     target = load(template)
-    assert not Renderer(target).shows_tools
+    assert not Renderer(target).shows_tools(messages)
     text = render_text(target, *messages, tools=[TOOL, TOOL])
     assert text.startswith(beginning)
     assert text.count(json.dumps(TOOL, ensure_ascii=False)) == 2
@@ -93,11 +93,24 @@ def test_tools_that_the_template_drops_go_into_the_system_text(load, template, m
 def test_tools_that_the_template_shows_are_left_to_it(load):
     """The model's own format is the one it was trained with."""
     target = load(WITH_TOOLS)
-    assert Renderer(target).shows_tools
+    assert Renderer(target).shows_tools([USER])
     text = render_text(target, USER, tools=[TOOL])
     assert text.startswith("<tools>{")
     assert text.count("tide") == 1
     assert "You may call" not in text
+
+
+def test_a_template_may_show_tools_only_in_a_system_message(load):
+    """Where there is one, they are left to it; where there is none, they make one."""
+    target = load(
+        "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'system' and tools %}{{ tools | tojson }}{% endif %}<|end|>{% endfor %}"
+    )
+    assert [Renderer(target).shows_tools(one) for one in ([USER], [SYSTEM, USER])] == [False, True]
+    assert "You may call" not in render_text(target, SYSTEM, USER, tools=[TOOL])
+    assert "You may call" in render_text(target, USER, tools=[TOOL])
+    for messages in ([USER], [SYSTEM, USER]):
+        assert render_text(target, *messages, tools=[TOOL]).count("tide") == 1
 
 
 @pytest.mark.parametrize("tools", [None, []])
