@@ -233,23 +233,36 @@ def check_context(context_length: int | None, rules: LaneRules) -> Iterator[Find
 
 
 def check_prompts(datasets: Sequence[SampledDataset], context_length: int | None) -> Iterator[Finding]:
-    """The first prompts of each dataset can be had, rendered and fit into the context."""
+    """The first prompts of each dataset can be had, rendered and fit into the context.
+
+    Finished conversations beyond it are training data all the same: a trainer cuts or drops them.
+    """
     for one in datasets:
         if one.problem is not None:
             yield Finding("problem", f"dataset {one.name!r}: {one.problem}")
             continue
         if not one.prompt_tokens:
             yield Finding("warning", f"dataset {one.name!r}: none of its first rows gives a prompt")
-        limit = context_length - 1 if context_length is not None else None
-        long = [count for count in one.prompt_tokens if limit is not None and count >= limit]
-        if long:
-            all_of_them = len(long) == len(one.prompt_tokens)
-            yield Finding(
-                "problem" if all_of_them else "warning",
-                f"dataset {one.name!r}: {'all' if all_of_them else len(long)} of the first "
-                f"{len(one.prompt_tokens)} prompts exceed the context of {context_length:,} tokens (up to "
-                f"{max(long):,}) and would be set aside; serve a larger context, or take other prompts",
-            )
+        if context_length is not None:
+            limit = context_length - 1 if one.is_generated else context_length + 1
+            long = [count for count in one.prompt_tokens if count >= limit]
+            yield from _check_lengths(one, long, context_length)
+
+
+def _check_lengths(one: SampledDataset, long: Sequence[int], context_length: int) -> Iterator[Finding]:
+    if not long:
+        return
+    all_of_them = len(long) == len(one.prompt_tokens)
+    what = "prompts" if one.is_generated else "conversations"
+    text = (
+        f"dataset {one.name!r}: {'all' if all_of_them else len(long)} of the first {len(one.prompt_tokens)} "
+        f"{what} exceed the context of {context_length:,} tokens (up to {max(long):,})"
+    )
+    if one.is_generated:
+        text += " and would be set aside; serve a larger context, or take other prompts"
+    else:
+        text += ": they are exported whole, and a trainer cuts or drops them at its max_length"
+    yield Finding("problem" if all_of_them and one.is_generated else "warning", text)
 
 
 def check_kv_tokens(facts: ServerFacts, rules: LaneRules, context_length: int | None) -> Finding:

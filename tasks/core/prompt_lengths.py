@@ -33,8 +33,9 @@ class LengthLimits:
 class PromptLengths:
     """What `measured` of `prompts` prompts are like.
 
-    `unrenderable` is how many the chat template refuses. `is_estimate` where a prompt holds answers that the
-    target will write itself.
+    `too_long` is how many the context cannot hold: prompts that would be set aside, or finished
+    conversations, which have no `lanes` and are kept whole. `unrenderable` is how many the chat template
+    refuses. `is_estimate` where a prompt holds answers that the target will write itself.
     """
 
     prompts: int
@@ -49,7 +50,8 @@ class PromptLengths:
         """All of it in one line, for a log."""
         parts = [self._describe_tokens()]
         parts += [f"{count:,} {lane}" for lane, count in self.lanes.items()]
-        parts += [f"{self.too_long:,} too long for the context"] if self.too_long else []
+        kept = "" if self.lanes else " (kept whole; a trainer cuts or drops them)"
+        parts += [f"{self.too_long:,} too long for the context{kept}"] if self.too_long else []
         parts += [f"{self.unrenderable:,} refused by the template"] if self.unrenderable else []
         if self.measured < self.prompts:
             parts.append(f"of a sample of {self.measured:,}")
@@ -98,7 +100,8 @@ def summarize_lengths(
 
 def _name_lane(length: int, limits: LengthLimits) -> str:
     if limits.long_prompt_tokens is None:
-        return ""
+        room = limits.context_length
+        return _TOO_LONG if room is not None and length > room else ""
     try:
         fit_max_new_tokens(length, max_new_tokens=1, context_length=limits.context_length)
     except RenderError:

@@ -70,13 +70,21 @@ def test_a_history_that_is_not_there_yet_makes_an_estimate(tmp_path, target):
 
 
 def test_of_finished_conversations_the_whole_length_counts(tmp_path, target):
-    """Nothing is asked, so that there are no lanes; a conversation is as long as its last row."""
+    """Nothing is asked, so that there are no lanes; a conversation is as long as its last row.
+
+    No answer has to fit behind it: only what the context cannot hold is too long, and kept all the same.
+    """
     make_conversations(tmp_path / "d", None, shape="trajectory")
-    found = find(tmp_path / "d", target, long=None, context=1)
+    found = find(tmp_path / "d", target, long=None, context=None)
     with closing(open_prompts(tmp_path / "d")) as prompts:
         rows = [TrajectoryRenderer(target, Renderer(target)).render(prompt)[-1] for prompt in prompts]
     assert 0 <= found.tokens.max - max(len(row.input_ids) for row in rows) <= 2  # what follows the last stop
     assert (found.lanes, found.too_long) == ({}, 0)
+    assert find(tmp_path / "d", target, long=None, context=found.tokens.max).too_long == 0
+    found = find(tmp_path / "d", target, long=None, context=found.tokens.max - 1)
+    assert 0 < found.too_long < found.measured
+    assert "too long for the context (kept whole" in found.to_line()
+    assert {"what": "too long for the context", "count": found.too_long} in found.to_rows()
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path, target, monkeypatch):

@@ -184,14 +184,23 @@ def test_a_context_suffices_cuts_or_is_too_small(context, levels):
 
 
 def test_prompts_beyond_the_context_are_said():
-    """All of them is a problem of the dataset, some are a warning."""
+    """All of them is a problem of the dataset, some are a warning; of conversations it never stops a run."""
     datasets = [
         SampledDataset(name="all", prompt_tokens=[5000]),
         SampledDataset(name="some", prompt_tokens=[10, 5000]),
         SampledDataset(name="none", prompt_tokens=[10]),
         SampledDataset(name="bad", problem="unreadable"),
+        SampledDataset(name="said", prompt_tokens=[4096, 4097], is_generated=False),
+        SampledDataset(name="fits", prompt_tokens=[4096], is_generated=False),
     ]
-    assert _levels(check_prompts(datasets, 4096)) == ["problem", "warning", "problem"]
+    found = list(check_prompts(datasets, 4096))
+    assert _levels(found) == ["problem", "warning", "problem", "warning"]
+    assert (
+        "'said': 1 of the first 2 conversations exceed the context of 4,096 tokens (up to 4,097)"
+        in found[3].text
+    )
+    assert "exported whole" in found[3].text
+    assert not _levels(check_prompts(datasets[4:], None))
 
 
 @pytest.mark.parametrize(
