@@ -46,9 +46,9 @@ def hash_fingerprint(fingerprint: Mapping[str, Any]) -> str:
 
 
 def find_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Fields of both that differ, dotted; a dataset that only one of them has is no change."""
+    """Fields of both that differ, dotted and as parameters name them; a dataset of only one is no change."""
     shared = old.get("datasets", {}).keys() & new.get("datasets", {}).keys()
-    before, after = (dict(_flatten(_only_datasets(side, shared))) for side in (old, new))
+    before, after = (dict(_flatten(_name_settings(_only_datasets(side, shared)))) for side in (old, new))
     return [
         Change(field, before.get(field), after.get(field))
         for field in sorted(before.keys() | after.keys())
@@ -191,6 +191,17 @@ def datasets_with_rows(output_dir: Path) -> set[str]:
 def _only_datasets(fingerprint: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     datasets = fingerprint.get("datasets", {})
     return {**fingerprint, "datasets": {name: own for name, own in datasets.items() if name in names}}
+
+
+def _name_settings(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """With datasets as a person writes them: a fingerprint has no defaults, and their kind under `turns`."""
+    datasets = dict(fingerprint["datasets"])
+    for name, own in datasets.items():
+        if isinstance(own, Mapping):
+            kind = "trajectory" if own.get("turns") == "trajectory" else "generate"
+            turns = own.get("turns", "last") if kind == "generate" else "last"
+            datasets[name] = {"keep_system_prompts": True, **own, "kind": kind, "turns": turns}
+    return {**fingerprint, "datasets": datasets}
 
 
 def _merge_datasets(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

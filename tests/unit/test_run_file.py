@@ -88,6 +88,12 @@ def test_the_same_settings_go_on(folder):
             "datasets.B1.chat_template_kwargs.thinking", "None", "False",
         ),
         (make_fingerprint("B2", seed=1), "seed", "0", "1"),
+        (make_fingerprint(own={"turns": "trajectory"}), "datasets.B1.kind", "'generate'", "'trajectory'"),
+        (make_fingerprint(own={"turns": "each"}), "datasets.B1.turns", "'last'", "'each'"),
+        (
+            make_fingerprint(own={"keep_system_prompts": False}),
+            "datasets.B1.keep_system_prompts", "True", "False",
+        ),
     ],
 )  # fmt: skip
 def test_a_change_is_refused_with_both_values_and_both_ways_out(folder, changed, field, old, new):
@@ -102,6 +108,16 @@ def test_a_change_is_refused_with_both_values_and_both_ways_out(folder, changed,
     assert lines[-1].count("--accept-changed") == 1
     assert f"--accept-changed {field} " in lines[-1]
     assert (folder / "run.json").read_bytes() == before
+
+
+def test_a_kind_that_was_accepted_is_accepted_by_its_name(folder):
+    """The fingerprint keeps it under `turns`, as older folders do; nobody has to know."""
+    changed = make_fingerprint(own={"turns": "trajectory"})
+    data = update(folder, changed, accept_changed=["datasets.B1.kind"])
+    assert [one["field"] for one in data["accepted_changes"]] == ["datasets.B1.kind"]
+    assert data["fingerprint"]["datasets"]["B1"]["turns"] == "trajectory"
+    back = make_fingerprint(own={"turns": "each"})
+    assert [one.field for one in find_changes(changed, back)] == ["datasets.B1.kind", "datasets.B1.turns"]
 
 
 @pytest.mark.parametrize("accepted", ["sampling.temperature", "sampling"])
