@@ -156,7 +156,7 @@ def test_blank_lines_and_a_byte_order_mark_are_skipped_but_counted(tmp_path):
         (b'{"id": 1', "not JSON"),
         (b"[1, 2]", "not list"),
         (b'"text"', "not str"),
-        (b'{"id": "\xff"}', "not JSON"),
+        (b'{"id": "\xff"}', "not UTF-8"),
     ],
 )
 def test_a_bad_line_is_reported_in_its_place(tmp_path, line, detail):
@@ -209,6 +209,33 @@ def test_a_file_of_another_format_is_refused_by_name(tmp_path, name, content):
     file.write_bytes(content)
     with pytest.raises(SourceError, match=name):
         list(iter_rows([file]))
+
+
+PRETTY = b'{\n  "messages": [\n    {\n      "role": "user"\n    }\n  ]\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "a.jsonl",
+            PRETTY,
+            "one JSON object over several lines: one row per line is needed",
+        ),
+        ("a.json", PRETTY, "one JSON object over several lines"),
+        ("a.json", b'{"tools": [\n"a"\n]\n}\n', "one JSON object over several lines"),
+        ("a.jsonl", b'{"messages": [\n', "no JSON in its first line (it starts"),
+        ("a.jsonl", b'{"text": "Gr\xfc\xdfe"}\n', "a.jsonl: not UTF-8 text (byte 0xfc at place 13)"),
+        ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
+        ("a.json", b'[{"text": "Gr\xfc\xdfe"}]\n', "a.json:1: not UTF-8 text"),
+    ],
+)
+def test_what_a_file_is_instead_is_said(tmp_path, name, content, words):
+    """The usual ones by name, with what to do."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError) as caught:
+        list(iter_rows([tmp_path / name]))
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

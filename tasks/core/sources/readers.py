@@ -10,12 +10,13 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from tasks.core.sources.rows import (
+    NOT_UTF8,
     MalformedRow,
     SourceError,
     SourceRow,
@@ -35,6 +36,9 @@ _PARQUET_BATCH_ROWS = 256
 _SNIFF_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
 _MOST_RECORD_BYTES = 1 << 28  # a quote too many makes one record of the rest of a file
+_OVER_LINES = (
+    "it is one JSON object over several lines: one row per line is needed, or a JSON array in a .json file"
+)
 _WRONG_LINES = 5  # this many lines without any JSON at the start: not the format, rather than a bad line
 
 # Up to the next bracket, or to the comma between two records, over strings and innermost brackets at once.
@@ -82,7 +86,8 @@ def read_file(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
             first_bad = item
         yield item
     if first_bad is not None and not any_good:
-        raise SourceError(f"{file.place}: not one usable row; {first_bad.where}: {first_bad.detail}")
+        what = _OVER_LINES if _begins_object(first_bad) else f"{first_bad.where}: {first_bad.detail}"
+        raise SourceError(f"{file.place}: not one usable row; {what}")
 
 
 def _read_any(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
@@ -143,10 +148,26 @@ def _read_lines(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
         seen_json = True
         yield to_row(where, value, text)
     if held:
-        raise SourceError(
-            f"{file.place}: not JSON Lines: no JSON in its first {len(held)} lines (it starts "
-            f"{held[0].text_head!r}); {expected_files()}, and a JSON array only in a .json file"
-        )
+        raise SourceError(f"{file.place}: {_explain_no_lines(held)}")
+
+
+def _explain_no_lines(held: Sequence[MalformedRow]) -> str:
+    """What a file is that has no JSON in its first lines."""
+    first, many = held[0], len(held) > 1
+    start = f"(it starts {first.text_head!r})"
+    if first.detail.startswith(NOT_UTF8):
+        return f"{first.detail} {start}"
+    if many and _begins_object(first):
+        return f"{_OVER_LINES} {start}"
+    return (
+        f"not JSON Lines: no JSON in its first {f'{len(held)} lines' if many else 'line'} {start}; "
+        f"{expected_files()}, and a JSON array only in a .json file"
+    )
+
+
+def _begins_object(line: MalformedRow) -> bool:
+    """Whether a line opens a JSON object and leaves it to later ones to go on."""
+    return line.text_head.startswith("{") and line.text_head[-1] in "{[,"
 
 
 def _iter_lines(file: DataFile) -> Iterator[tuple[int, bytes]]:

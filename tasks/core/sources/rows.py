@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+NOT_UTF8 = "not UTF-8 text"
 _HEAD_CHARS = 120
 
 
@@ -69,7 +70,20 @@ def to_row(where: str, value: Any, text: bytes) -> SourceRow | MalformedRow:
 
 def to_malformed(where: str, exc: ValueError, text: bytes) -> MalformedRow:
     """What stands for a text that `parse_json` refused."""
-    return MalformedRow(where=where, detail=f"not JSON: {exc}", text_head=_head(text))
+    return MalformedRow(where=where, detail=_find_bad_byte(text) or f"not JSON: {exc}", text_head=_head(text))
+
+
+def _find_bad_byte(text: bytes) -> str | None:
+    """What a JSON parser does not say well: text of another encoding, mostly Latin-1 or UTF-16."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as exc:
+        likely = "UTF-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "ISO-8859-1"
+        return (
+            f"{NOT_UTF8} (byte 0x{text[exc.start]:02x} at place {exc.start + 1}); save the file as UTF-8, "
+            f"for example with iconv -f {likely} -t UTF-8"
+        )
+    return None
 
 
 def _head(text: bytes) -> str:
