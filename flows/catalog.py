@@ -5,12 +5,13 @@ Knows where inputs live on disk; does not know Prefect or servers. Invariant: wh
 """
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from flows.parameters import DatasetSettings, Export, RunParameters
@@ -207,7 +208,8 @@ def _is_no_name(error: ErrorDetails) -> bool:
 def _explain_one(error: ErrorDetails, names: Mapping[int | str, str]) -> str:
     where = _locate(error["loc"], names)
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown parameter; check its spelling with draftmill run --help-parameters"
+        near = _find_near(error["loc"])
+        return f"{where}: unknown parameter{near}; check its spelling with draftmill run --help-parameters"
     if error["type"] == "missing":
         return f"{where}: missing"
     if error["type"] == "value_error":  # our own sentence, which names the value where it may
@@ -217,6 +219,22 @@ def _explain_one(error: ErrorDetails, names: Mapping[int | str, str]) -> str:
         where = where.removesuffix(".str")
         wanted = "Input should be a name from the catalog or a mapping with name, source and adapter"
     return f"{where}: {wanted} (it is {error['input']!r})"
+
+
+def _find_near(loc: tuple[int | str, ...]) -> str:
+    """The parameter that a misspelt one may stand for, of a dataset where it is a dataset's."""
+    models: list[type[BaseModel]] = [DatasetSettings]
+    if not any(map(_is_model, loc)):
+        models += [RunParameters, *_list_sections(RunParameters)]
+    near = get_close_matches(str(loc[-1]), [name for model in models for name in model.model_fields], n=1)
+    return f" (perhaps {near[0]!r})" if near else ""
+
+
+def _list_sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for field in model.model_fields.values():
+        if isinstance(field.default, BaseModel):
+            yield type(field.default)
+            yield from _list_sections(type(field.default))
 
 
 def _locate(loc: tuple[int | str, ...], names: Mapping[int | str, str]) -> str:

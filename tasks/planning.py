@@ -16,7 +16,7 @@ from tasks.core.rendering import Renderer, RenderError
 from tasks.core.response_log import RESPONSES
 from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan, expect_answer_tokens, mean
 from tasks.core.sample import SAMPLE_ROWS, sample_prompts
-from tasks.core.sources import SourceError, resolve_source
+from tasks.core.sources import SourceError, name_empty, resolve_source
 from tasks.core.stats import DatasetPlan
 from tasks.core.stats_scan import scan_dataset
 from tasks.core.tokenizer import TargetTokenizer
@@ -100,7 +100,8 @@ def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRende
     own: dict[str, Any] = {"name": work.goal.name, "own_kwargs": kwargs, "is_generated": is_generated}
     limit = SAMPLE_ROWS if is_generated else _SAMPLE_CONVERSATIONS
     try:
-        sample = sample_prompts(resolve_source(work.source, base=Path.cwd()), work.options, limit=limit)
+        source = resolve_source(work.source, base=Path.cwd())
+        sample = sample_prompts(source, work.options, limit=limit)
     except (SourceError, OSError) as exc:
         return Sample(SampledDataset(**own, chat_template_kwargs=kwargs, problem=str(exc)))
     prompts = [one.at_turn(turn) for one in sample.prompts for turn in range(one.answers)]
@@ -111,8 +112,8 @@ def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRende
     refusals = [f"{one.reason}: {one.detail}" for one in lengths if isinstance(one, RenderError)]
     problem = None
     if len(refusals) == len(lengths) and sample.is_whole:
-        why = refusals[0] if refusals else "the adapter rejects all"
-        problem = f"no row gives a prompt ({why}); check its source"
+        why = refusals[0] if refusals else "the adapter rejects all" if sample.rows else name_empty(source)
+        problem = f"no row gives a prompt ({why}); check its source {work.source}"
     dataset = SampledDataset(
         **own,
         chat_template_kwargs=sample.prompts[0].chat_template_kwargs if sample.prompts else kwargs,

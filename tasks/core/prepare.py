@@ -20,7 +20,7 @@ from tasks.core.prompt_file import PromptFile, write_entries
 from tasks.core.records import Prompt, Rejected
 from tasks.core.response_log import REJECTED, parse_line, read_lines
 from tasks.core.row_batches import PrepareOptions, RowBatch, make_batches
-from tasks.core.sources import Source, iter_rows
+from tasks.core.sources import Source, iter_rows, name_empty
 
 __all__ = [
     "PROMPTS",
@@ -92,9 +92,10 @@ def prepare_prompts(
         )
         if not report.prompts:
             _write_rejected(folder, folder / _DRAFT / REJECTED)
+            why = f"rejected: {report.rejected or 'none'}" if report.rows_read else name_empty(sources)
             raise EmptyDatasetError(
                 f"dataset {options.name!r}: {report.rows_read} rows read, none became a prompt "
-                f"(rejected: {report.rejected or 'none'}); check its source and its adapter "
+                f"({why}); check its source and its adapter "
                 f"{options.adapter!r}"
             )
         (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key

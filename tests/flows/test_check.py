@@ -221,7 +221,9 @@ def test_a_tokenizer_that_is_not_there_is_refused(checked):
 def test_a_source_without_a_prompt_is_named(checked):
     """A run would generate the other datasets; the check says what is wrong with this one."""
     (checked.runner.folder / "a.jsonl").write_text('{"no": "messages"}\n')
-    _assert_refused(checked(), "'a'", "no row gives a prompt")
+    _assert_refused(checked(), "'a'", "no row gives a prompt (the adapter rejects all)", "a.jsonl")
+    (checked.runner.folder / "a.jsonl").write_text("")
+    _assert_refused(checked(), "'a'", "no row gives a prompt", "a.jsonl is empty")
 
 
 def test_a_server_that_is_away_is_exit_1(checked):

@@ -34,7 +34,10 @@ def _assert_refused(done, *words):
     ("change", "words"),
     [
         ({"outputdir": "x"}, ["outputdir", "unknown parameter"]),
-        ({"sampling": {"temprature": 1}}, ["sampling.temprature", "unknown parameter"]),
+        (
+            {"sampling": {"temprature": 1}},
+            ["sampling.temprature", "unknown", "(perhaps 'temperature')"],
+        ),
         ({"budget_policy": "guess"}, ["budget_policy", "'guess'"]),
         ({"max_tokens_per_dataset": 0}, ["max_tokens_per_dataset", "0"]),
         ({"datasets": []}, ["datasets"]),

@@ -353,6 +353,16 @@ def test_a_source_without_prompts_says_what_became_of_its_rows(tmp_path, rows):
     assert kept == {name: content for name, content in before.items() if name != REJECTED}
 
 
+def test_a_source_of_empty_files_is_called_so(tmp_path):
+    """By its files' names: a download that came to nothing, say."""
+    (tmp_path / "source.jsonl").touch()
+    with pytest.raises(EmptyDatasetError, match=rf"\({tmp_path / 'source.jsonl'} is empty\); check"):
+        run(tmp_path, tmp_path / "source.jsonl")
+    (tmp_path / "source.jsonl").write_text("\n\n")
+    with pytest.raises(EmptyDatasetError, match="its files have no rows"):
+        run(tmp_path, tmp_path / "source.jsonl")
+
+
 def test_options_reach_the_prompts(tmp_path):
     """A system prompt goes where there is none; the dataset's template arguments win over the row's."""
     own = {"messages": [{"role": "system", "content": "own"}, {"role": "user", "content": "b"}]}

@@ -31,6 +31,7 @@ __all__ = [
     "is_hub_source",
     "iter_rows",
     "make_absolute",
+    "name_empty",
     "resolve_source",
     "spell_hub_source",
 ]
@@ -69,6 +70,14 @@ def iter_rows(source: Source) -> Iterator[SourceRow | MalformedRow]:
         return
     for file in to_data_files(source):
         yield from read_file(file)
+
+
+def name_empty(source: Source) -> str:
+    """How a source without a single row is called in a message, by the files that have nothing in them."""
+    if isinstance(source, HubDataset):
+        return "the split has no rows"
+    empty = [str(path) for path in source if not path.stat().st_size]
+    return f"{', '.join(empty[:3])} is empty" if len(empty) == len(source) else "its files have no rows"
 
 
 def hash_source(source: Source, *, cache_folder: Path | None = None) -> str:
