@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import orjson
 from rich.console import Console
 
 from flows.catalog import InputError, list_datasets
@@ -17,6 +18,7 @@ from flows.check import shown_logs
 from flows.opening import to_lanes, to_prepare_options, to_warm_up_rules
 from flows.parameters import DatasetSettings, RunParameters
 from flows.servers import name_model
+from tasks.core.adapters import hash_content
 from tasks.core.prepare import adapt_rows
 from tasks.core.preview import Previewer, Shown, say_rejected, show_response
 from tasks.core.preview_view import TokenView, spell_out
@@ -102,21 +104,30 @@ class _Preview:
         is_trajectory = dataset.kind == "trajectory"
         show = self.previewer.show_trajectory if is_trajectory else self.previewer.show_prompt
         rejected, read, shown = [], 0, 0
+        seen: set[int] = set()
         source = resolve_source(dataset.full_source, base=Path.cwd())
         for row in islice(adapt_rows(source, options), max(self.rules.rows, SAMPLE_ROWS)):
             read += 1
             if isinstance(row, Rejected):
                 rejected.append(row)
                 continue
+            content = hash_content(row, orjson.dumps(row.messages))
+            if content in seen:
+                continue
+            seen.add(content)
             self._print_all(show(row))
             shown += 1
             if shown == self.rules.rows:
                 break
-        self._print_rejected(dataset, rejected, read)
+        self._print_left_out(dataset, rejected, read=read, duplicates=read - shown - len(rejected))
 
-    def _print_rejected(self, dataset: DatasetSettings, rejected: list[Rejected], read: int) -> None:
-        adapter = f"the adapter {dataset.adapter!r}"
-        _print(self.console, f"\nrows read: {read:,}, rejected by {adapter}: {len(rejected) or 'none'}")
+    def _print_left_out(
+        self, dataset: DatasetSettings, rejected: list[Rejected], *, read: int, duplicates: int
+    ) -> None:
+        parts = [f"rows read: {read:,}"]
+        parts += [f"duplicates, which a run drops too: {duplicates:,}"] if duplicates else []
+        parts.append(f"rejected by the adapter {dataset.adapter!r}: {len(rejected) or 'none'}")
+        _print(self.console, "\n" + ", ".join(parts))
         for row in rejected:
             _print(self.console, f"  {spell_out(say_rejected(row))}")
 

@@ -33,7 +33,8 @@ def previewed(tmp_path, tokenizer_dir, monkeypatch):
     rows = [
         {"id": "one", "messages": CHAT},
         {"id": "bad", "messages": NO_USER},
-        {"id": "two", "messages": CHAT},
+        {"id": "again", "messages": CHAT},
+        {"id": "two", "messages": [CHAT[2], *CHAT[1:]]},
     ]
     for name in ("a", "t"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -74,7 +75,9 @@ def test_prompts_are_shown_with_the_real_template(previewed):
         "max_new_tokens 200",
     ):
         assert words in done.stdout
-    assert "rows read: 3, rejected by the adapter 'messages': 1" in done.stdout
+    assert "rows read: 4, duplicates, which a run drops too: 1, rejected by" in done.stdout
+    assert "rejected by the adapter 'messages': 1" in done.stdout
+    assert "a-again" not in done.stdout
     assert "a.jsonl:2  no_user_turn" in done.stdout
     assert done.stdout.count("▌the target answers here") == 4
     assert "⟦" not in done.stdout
