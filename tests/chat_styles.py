@@ -80,10 +80,32 @@ def expected_answer(style, message):
     content, thought = message["content"], message.get("reasoning_content")
     if style == "llama3":
         return content.strip() + "<|eot_id|>"
+    calls = [_expected_call(one["function"]) for one in message.get("tool_calls") or []]
     if style == "thinking":
         thought = f"<think>\n{thought.strip(chr(10))}\n</think>\n\n" if thought else ""
-        return thought + content.lstrip("\n") + "<|im_end|>"
-    return content + "<|im_end|>"
+        called = "\n" * bool(content and calls) + "\n".join(calls)
+        return thought + content.lstrip("\n") + called + "<|im_end|>"
+    return content + "".join(calls) + "<|im_end|>"
+
+
+def _expected_call(function):
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {text}}}\n</tool_call>'
+
+
+def as_shown(style, message):
+    """A turn as the template can take it: null is no text, and chatml would quote the text of arguments."""
+    message = {**message, "content": message["content"] or ""}
+    if style == "chatml" and message.get("tool_calls"):
+        message["tool_calls"] = [_with_object(one) for one in message["tool_calls"]]
+    return message
+
+
+def _with_object(call):
+    arguments = call["function"]["arguments"]
+    arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 def make_target(folder, kind, template):

@@ -12,6 +12,7 @@ from chat_styles import (
     STOPS,
     STYLES,
     THINKING,
+    as_shown,
     expected_answer,
     make_target,
 )
@@ -26,11 +27,14 @@ from tasks.core.trajectories import TrajectoryRenderer
 
 REASONS = {
     "answer_not_reversible",
+    "arguments_rewritten",
+    "bad_tool_call",
     "prompt_not_prefix",
     "special_token_in_answer",
     "template_error",
     "thought_missing",
     "thought_not_rendered",
+    "tool_calls_not_rendered",
     "turn_not_rendered",
 }
 TOOL = {"type": "function", "function": {"name": "tide", "description": "", "parameters": {}}}
@@ -89,6 +93,7 @@ def make(tmp_path_factory):
 def check_rows(made, style, messages, rows, **fields):
     """Every turn is marked once, whole, behind the very ids of its prompt, and nothing else is."""
     prompts, expected = {}, {}
+    messages = [as_shown(style, one) for one in messages]
     for index in [n for n, one in enumerate(messages) if one["role"] == "assistant"]:
         ids = tuple(made.renderer.render(Prompt("x", messages[:index], **fields)))
         prompts[ids] = number = len(prompts)
@@ -118,12 +123,30 @@ clean_texts = st.lists(
 ).map("".join)
 
 
-def conversations(said, heard=texts):
+def calls(said):
+    """Up to two calls a turn, with arguments as an object, as its text in any spelling, or as any text."""
+    values = st.recursive(
+        st.one_of(said, st.integers(), st.floats(allow_nan=False), st.booleans(), st.none()),
+        lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(said, inner, max_size=2)),
+        max_leaves=4,
+    )
+    objects = st.dictionaries(st.one_of(st.sampled_from(["at", "name"]), said), values, max_size=2)
+    spellings = st.builds(
+        lambda value, escaped, indent: json.dumps(value, ensure_ascii=escaped, indent=indent),
+        objects,
+        st.booleans(),
+        st.sampled_from([None, 1]),
+    )
+    return st.lists(st.one_of(objects, spellings, said).map(call), max_size=2)
+
+
+def conversations(said, heard=texts, calls=calls):
     """Any order of turns that ends with one of the target."""
+    fields = {"reasoning_content": st.one_of(st.none(), said), "tool_calls": calls(said)}
     targets = st.builds(
-        lambda content, thought: target_turn(content, **({"reasoning_content": thought} if thought else {})),
-        said,
+        lambda content, **fields: target_turn(content, **{name: one for name, one in fields.items() if one}),
         st.one_of(st.none(), said),
+        **fields,
     )
     others = st.builds(
         lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "tool"]), heard
@@ -157,9 +180,10 @@ def test_exactly_the_targets_turns_are_marked_or_the_conversation_is_refused(mak
 def test_a_conversation_without_special_tokens_is_not_refused(make, style, kind, data):
     """Whatever others say: refusing everything would be no rendering."""
     made = make(STYLES[style], kind)
-    messages = data.draw(conversations(clean_texts))
-    if style != "thinking":
-        messages = [{k: v for k, v in one.items() if k != "reasoning_content"} for one in messages]
+    plain = st.dictionaries(st.sampled_from(["at", "name"]), clean_texts | st.integers(), max_size=2)
+    messages = data.draw(conversations(clean_texts, calls=lambda _: st.lists(plain.map(call), max_size=2)))
+    unshown = {"chatml": ["reasoning_content"], "llama3": ["reasoning_content", "tool_calls"]}.get(style, [])
+    messages = [{k: v for k, v in one.items() if k not in unshown} for one in messages]
     check_rows(made, style, messages, made.rows(*messages))
 
 
