@@ -267,8 +267,9 @@ class Export(_Section):
     """parquet: with all columns. jsonl: id, input_ids and loss_mask only (SpecForge, speculators). arrow: a
     load_from_disk folder (speculators). vocab: the draft vocabulary, by how often the target says each id.
     conversations: text, for trainers that tokenize it again; lossy, with the measured share of changes."""
-    draft_vocab_size: int | None = Field(32000, ge=1)
-    """How many ids the draft model has, at most the target's; empty leaves the vocabulary out."""
+    draft_vocab_size: int | None = Field(None, ge=0)
+    """How many ids the draft model has, at most the target's; 0 leaves the vocabulary out. Empty is 32,000,
+    or as many as a smaller target has."""
     drop_duplicates: bool = False
     """Leave out rows that have the token ids and the mask of an earlier row, of whatever dataset."""
     decontaminate: list[str] = []

@@ -55,7 +55,7 @@ def read_export_rules(
         eval_fraction=choose(eval_fraction, "eval_fraction", int | float),
         seed=int(seed or 0),
         formats=list(formats or []),
-        draft_vocab_size=draft_vocab_size or None,
+        draft_vocab_size=draft_vocab_size,
         drop_duplicates=choose(drop_duplicates, "drop_duplicates", bool),
         decontaminate=choose(decontaminate, "decontaminate", list),
         partial=partial,

@@ -21,6 +21,7 @@ from tasks.core.export_vocab import PT_FILES
 from tasks.core.run_file import read_run_file, read_setting
 from tasks.core.stats import DatasetStats
 from tasks.core.tokenizer import TokenizerError, load_tokenizer
+from tasks.core.vocab import choose_draft_vocab_size
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ EXPORT_FOLDER = "export"
 class ExportRules:
     """What is exported and how; `partial` takes datasets that are below their budget too.
 
-    Without a draft_vocab_size the format vocab is left out.
+    A draft_vocab_size of 0 leaves the format vocab out; None is the usual one, or a smaller target's.
     """
 
     eval_fraction: float
@@ -64,16 +65,17 @@ def export_datasets(
     if not done:
         return None
     run = read_run_file(output_dir)
+    target = _read_target(output_dir, run)
     report = export_run(
         datasets=[_to_dataset(output_dir, one) for one in done],
         out_dir=output_dir / EXPORT_FOLDER,
         eval_fraction=rules.eval_fraction,
         seed=rules.seed,
         formats=rules.formats,
-        draft_vocab_size=rules.draft_vocab_size,
+        draft_vocab_size=choose_draft_vocab_size(rules.draft_vocab_size, target.vocab_size),
         drop_duplicates=rules.drop_duplicates,
         decontaminate=[Path(path).expanduser() for path in rules.decontaminate],
-        target=_read_target(output_dir, run),
+        target=target,
         retokenizer=_load_retokenizer(run) if "conversations" in rules.formats else "not asked for",
         provenance={key: run[key] for key in ("fingerprint", "accepted_changes") if key in run},
     )

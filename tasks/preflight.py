@@ -15,7 +15,7 @@ from tasks.core.run_plan import PlannedDataset, RunPlan, estimate_bytes, mean
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, asks_to_think, find_special_tokens, find_split_tokens
 from tasks.core.tokenizer import TargetTokenizer
-from tasks.core.vocab import check_draft_vocab_size
+from tasks.core.vocab import DRAFT_VOCAB_SIZE, check_draft_vocab_size
 from tasks.core.window import Lane
 
 SHORTEST_ROOM = 256  # a prompt of the short lane that must fit, in tokens
@@ -330,9 +330,19 @@ def check_disk(output_dir: Path, plan: RunPlan, *, vocab_size: int, formats: Col
 def check_draft_vocab(
     draft_vocab_size: int | None, target_vocab_size: int, *, formats: Collection[str]
 ) -> list[Finding]:
-    """The export can make the draft vocabulary that it is to make."""
-    if draft_vocab_size is None or "vocab" not in formats:
+    """The export can make the draft vocabulary that it is to make; None asks for the usual size at most."""
+    if draft_vocab_size == 0 or "vocab" not in formats:
         return []
+    if draft_vocab_size is None:
+        if target_vocab_size >= DRAFT_VOCAB_SIZE:
+            return []
+        return [
+            Finding(
+                "note",
+                f"the draft vocabulary has all {target_vocab_size:,} ids of the target, fewer than the usual "
+                f"{DRAFT_VOCAB_SIZE:,}; set export.draft_vocab_size for another size, 0 for none",
+            )
+        ]
     try:
         check_draft_vocab_size(draft_vocab_size, target_vocab_size)
     except ValueError as exc:

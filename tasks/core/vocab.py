@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+DRAFT_VOCAB_SIZE = 32_000  # what drafters mostly have
 _FIRST_STEP = 1000
 
 
@@ -90,8 +91,15 @@ def check_draft_vocab_size(draft_vocab_size: int, target_vocab_size: int) -> Non
     if not 1 <= draft_vocab_size <= target_vocab_size:
         raise ValueError(
             f"draft_vocab_size is {draft_vocab_size}, but the target has {target_vocab_size} ids; name at "
-            f"least 1 and at most {target_vocab_size}, or none, for a draft model with all ids"
+            f"least 1 and at most {target_vocab_size}, or 0, for a draft model with all ids"
         )
+
+
+def choose_draft_vocab_size(wanted: int | None, target_vocab_size: int | None) -> int | None:
+    """How many ids to choose; None for no vocabulary (0), the usual size (or a smaller target's) for None."""
+    if wanted is not None:
+        return wanted or None
+    return DRAFT_VOCAB_SIZE if target_vocab_size is None else min(DRAFT_VOCAB_SIZE, target_vocab_size)
 
 
 def measure_curve(counts: np.ndarray) -> list[tuple[int, float | None]]:

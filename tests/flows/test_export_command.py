@@ -13,6 +13,7 @@ from tasks.core.export_rows import ExportDataset
 from tasks.core.records import Prompt
 from tasks.core.run_file import update_run_file
 from tasks.core.tokenizer import load_tokenizer
+from tasks.core.vocab import choose_draft_vocab_size
 from tasks.preflight import check_draft_vocab
 
 
@@ -169,5 +170,22 @@ def test_a_draft_vocabulary_that_is_too_large_is_refused_before_a_run():
     assert finding.level == "refusal"
     assert "export.draft_vocab_size is 32000, but the target has 1000 ids" in finding.text
     assert check_draft_vocab(32_000, 1_000, formats=["jsonl"]) == []
-    assert check_draft_vocab(None, 1_000, formats=["vocab"]) == []
+    assert check_draft_vocab(0, 1_000, formats=["vocab"]) == []
     assert check_draft_vocab(1_000, 1_000, formats=["vocab"]) == []
+
+
+def test_the_usual_draft_vocabulary_is_as_small_as_the_target(run_folder):
+    """Where nobody named a size; the check says so, and the export makes it."""
+    [finding] = check_draft_vocab(None, 1_000, formats=["vocab"])
+    assert finding.level == "note"
+    assert "all 1,000 ids of the target" in finding.text
+    assert check_draft_vocab(None, 32_000, formats=["vocab"]) == []
+    sizes = [choose_draft_vocab_size(None, size) for size in (None, 31_999, 32_001)]
+    assert sizes == [32_000, 31_999, 32_000]
+    run = json.loads((run_folder / "run.json").read_text())
+    run["details"]["export"]["draft_vocab_size"] = None
+    (run_folder / "run.json").write_text(json.dumps(run))
+    assert call(run_folder).exit_code == 0
+    assert read_manifest(run_folder)["vocab"]["draft_vocab_size"] == 20
+    assert call(run_folder, "--draft-vocab-size", "0").exit_code == 0
+    assert "left_out" in read_manifest(run_folder)["vocab"]
