@@ -96,6 +96,7 @@ def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> War
         export_formats=parameters.export.formats,
         draft_vocab_size=parameters.export.draft_vocab_size,
         measure_s=parameters.server.measure_s,
+        unused_settings=[f"server.{name}" for name in parameters.server.find_unused()],
         concurrent_datasets=parameters.concurrent_datasets,
         ready_timeout_s=parameters.server.ready_timeout_s,
         request_timeout_s=parameters.server.request_timeout_s,

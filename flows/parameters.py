@@ -46,6 +46,15 @@ _NAMES_OF_OURS = (
 _TAKEN = rf"^({'|'.join(re.escape(name) for name in _NAMES_OF_OURS)})$|\.lock$"
 
 
+_LAUNCH_ONLY = ("profile", "preset", "launch_flags", "python", "port", "restarts", "load_timeout_s")
+_EMBEDDED_ONLY = ("slots", "context_length")
+_FOR_OTHER_MODES = {
+    "connect": (*_LAUNCH_ONLY, *_EMBEDDED_ONLY),
+    "launch": ("base_urls", *_EMBEDDED_ONLY),
+    "embedded": ("base_urls", *_LAUNCH_ONLY),
+}
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -98,6 +107,11 @@ class Server(_Section):
     """Requests that the embedded server works on at once."""
     context_length: int = Field(2048, ge=128)
     """Context of the embedded server (tokens)."""
+
+    def find_unused(self) -> list[str]:
+        """What was set, and is only for another mode."""
+        fields = type(self).model_fields
+        return [name for name in _FOR_OTHER_MODES[self.mode] if getattr(self, name) != fields[name].default]
 
     @field_validator("launch_flags", mode="before")
     @classmethod

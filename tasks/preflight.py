@@ -110,6 +110,16 @@ def check_router(facts: ServerFacts) -> Iterator[Finding]:
         )
 
 
+def check_unused_settings(names: Sequence[str]) -> Iterator[Finding]:
+    """Settings of the server that the run's server.mode has no use for."""
+    if names:
+        yield Finding(
+            "warning",
+            f"not used with this server.mode: {', '.join(names)}; set the mode that they are for, or leave "
+            "them out",
+        )
+
+
 def check_special_tokens(target: TargetTokenizer) -> Finding:
     """Each special token of the chat template is one id."""
     if split := find_split_tokens(target.tokenizer):

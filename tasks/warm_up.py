@@ -48,6 +48,7 @@ from tasks.preflight import (
     check_prompts,
     check_router,
     check_special_tokens,
+    check_unused_settings,
     is_path,
 )
 from tasks.probing import explain_misconfigured, measuring_prompt, probe_server
@@ -71,7 +72,8 @@ class WarmUpRules:
     Where nothing is generated there may be no servers; `model` is given then.
     `turns_folder` is where datasets in processes of their own take turns, None when all are in this one;
     `turn_place` is this one's place among them. `datasets` are those that the session is for. The speed is
-    measured for `measure_s` where `measure_from_tokens` or more are to be made.
+    measured for `measure_s` where `measure_from_tokens` or more are to be made. `unused_settings` have
+    no use with the run's server.mode.
     """
 
     base_urls: Sequence[str]
@@ -89,6 +91,7 @@ class WarmUpRules:
     draft_vocab_size: int | None = None
     measure_s: float = 0.0
     measure_from_tokens: int = MEASURE_FROM_TOKENS
+    unused_settings: Sequence[str] = ()
     concurrent_datasets: int = 1
     turns_folder: Path | None = None
     turn_place: int = 0
@@ -152,6 +155,7 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
     model = rules.model or next(reversed(servers[0].names), "")
     findings = [check_model(facts, model) for facts in servers]  # None asked for: all serve the same
     findings += [finding for facts in servers for finding in check_router(facts)]
+    findings += check_unused_settings(rules.unused_settings)
     if not servers:
         findings.append(Finding("note", "nothing is generated: no server is started or asked"))
     if any(one.level == "refusal" for one in findings) and not is_path(rules.tokenizer or model):

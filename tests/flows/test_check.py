@@ -80,6 +80,14 @@ def test_the_speed_is_measured_and_tells_the_time(checked):
     assert "at the measured" in done.stdout
 
 
+def test_settings_for_another_mode_are_said(checked):
+    """A profile alone does not launch anything; the run can start all the same."""
+    checked.runner.raw["server"] |= {"profile": "cpu", "python": "/opt/sglang/bin/python"}
+    done = checked()
+    assert done.exit_code == 0, done.output
+    assert "not used with this server.mode: server.profile, server.python; set" in done.stdout
+
+
 def test_a_router_passes_and_what_it_hides_is_said(checked):
     """It tells of one server behind it, and of no load."""
     done = checked("--max-tokens-per-dataset", "400", missing=NOT_A_ROUTERS, max_total_num_tokens=500)

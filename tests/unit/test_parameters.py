@@ -12,6 +12,22 @@ from tasks.core.adapters import ADAPTERS
 from tasks.core.sources import SourceError
 
 
+@pytest.mark.parametrize(
+    ("server", "unused"),
+    [
+        ({}, []),
+        ({"mode": "connect", "profile": "cpu", "launch_flags": {"x": 1}}, ["profile", "launch_flags"]),
+        ({"mode": "connect", "port": 30000, "slots": 4}, ["slots"]),
+        ({"mode": "launch", "profile": "cpu", "python": "p", "port": 1}, []),
+        ({"mode": "launch", "profile": "cpu", "base_urls": ["http://a"]}, ["base_urls"]),
+        ({"mode": "embedded", "slots": 4, "profile": "cpu"}, ["profile"]),
+    ],
+)
+def test_what_is_for_another_mode_of_the_server_is_found(server, unused):
+    """A default that is spelled out, as a form does, is no matter."""
+    assert Server(**server).find_unused() == unused
+
+
 def test_the_adapters_to_choose_from_are_those_that_there_are():
     """In the form's list, and in the sentence that --help-parameters prints."""
     field = DatasetSettings.model_json_schema()["properties"]["adapter"]
