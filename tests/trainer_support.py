@@ -17,10 +17,11 @@ TEXTS = [
     "naïve café — 東京 🦜",
     "jumps over\u2028the dog\t\\u0000",
 ]
+MESSAGES = [{"role": "user", "content": "the words of a prompt are no part of what is compared"}]
 
 
 def write_run(folder):
-    """Two datasets of raw responses, and the target's tokenizer; the names of the datasets."""
+    """Two datasets of prompts and raw responses, and the target's tokenizer; the names of the datasets."""
     tokenizer = AutoTokenizer.from_pretrained(make_tokenizer(folder / "model"))
     config = json.loads((folder / "model" / "config.json").read_text())
     (folder / "model" / "config.json").write_text(json.dumps(config | {"vocab_size": TARGET_VOCAB_SIZE}))
@@ -29,6 +30,9 @@ def write_run(folder):
         (folder / name).mkdir()
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / name / "raw_responses.jsonl").write_text(lines, encoding="utf-8")
+        prompts = {row["id"]: {"id": row["id"], "messages": MESSAGES} for row in rows}
+        lines = "".join(json.dumps(prompt) + "\n" for prompt in prompts.values())
+        (folder / name / "prompts.jsonl").write_text(lines, encoding="utf-8")
     return list(datasets)
 
 
