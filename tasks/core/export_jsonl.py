@@ -5,6 +5,7 @@ order give the same bytes.
 """
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from tasks.core.export_files import FileEntry, HashedFile, RowBatch
 from tasks.core.split import SPLITS, Split
 
 _ZERO, _COMMA = b"0,"
+_TOKENS_PER_WRITE = 1 << 16  # each write is a wait for the interpreter; a whole batch would be in no cache
 
 
 class JsonlSink:
@@ -30,10 +32,8 @@ class JsonlSink:
             entry = FileEntry(f"jsonl/{batch.split}.jsonl", "jsonl", batch.split)
             self._open[batch.split] = HashedFile(self._folder, entry)
         file = self._open[batch.split]
-        for row in batch.rows:
-            ids = orjson.dumps(row.sample.input_ids, option=orjson.OPT_SERIALIZE_NUMPY)
-            mask = _mask_text(row.sample.loss_mask)
-            file.write(b'{"id":%b,"input_ids":%b,"loss_mask":[%b]}\n' % (orjson.dumps(row.id), ids, mask))
+        for first, last in _cut(batch.offsets):
+            file.write(b"".join(_list_parts(batch, first, last)))
         file.entry.count(batch)
 
     def finish(self) -> list[FileEntry]:
@@ -50,8 +50,32 @@ class JsonlSink:
                 file.close()
 
 
-def _mask_text(mask: np.ndarray) -> bytes:
-    """The ones and zeros between commas; a quarter of the time that a general encoder takes."""
+def _cut(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The rows that are written at once, [first, last): one, or as many as are small."""
+    first, rows = 0, len(offsets) - 1
+    while first < rows:
+        fitting = int(np.searchsorted(offsets, offsets[first] + _TOKENS_PER_WRITE, "right")) - 1
+        last = max(fitting, first + 1)
+        yield first, last
+        first = last
+
+
+def _list_parts(batch: RowBatch, first: int, last: int) -> Iterator[bytes | memoryview]:
+    """What the lines of these rows are made of, in order."""
+    offsets = (batch.offsets[first : last + 1] - batch.offsets[first]).tolist()
+    masks = _mask_text(batch.loss_mask[batch.offsets[first] : batch.offsets[last]])
+    for row, start, end in zip(batch.rows[first:last], offsets, offsets[1:], strict=False):
+        yield b'{"id":'
+        yield orjson.dumps(row.id)
+        yield b',"input_ids":'
+        yield orjson.dumps(row.sample.input_ids, option=orjson.OPT_SERIALIZE_NUMPY)
+        yield b',"loss_mask":['
+        yield masks[2 * start : max(2 * end - 1, 2 * start)]
+        yield b"]}\n"
+
+
+def _mask_text(mask: np.ndarray) -> memoryview:
+    """The ones and zeros, a comma after each; a quarter of the time that a general encoder takes."""
     text = np.full(2 * len(mask), _COMMA, np.uint8)
     np.add(mask, _ZERO, out=text[::2])
-    return text[:-1].tobytes()
+    return text.data

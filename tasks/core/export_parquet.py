@@ -88,7 +88,7 @@ def check_parquet(folder: Path, entry: FileEntry) -> None:
         ExportError: a mask or a length does not fit its row, or the file's sums are not the entry's.
     """
     found = FileEntry(entry.path, entry.format, entry.split, bytes=entry.bytes, sha256=entry.sha256)
-    with pq.ParquetFile(folder / entry.path) as file:
+    with pq.ParquetFile(folder / entry.path, pre_buffer=False) as file:  # which is for slow disks
         if file.schema_arrow != SCHEMA:
             raise ExportError(f"{entry.path}: its columns are {file.schema_arrow.names}")
         for group in range(file.num_row_groups):

@@ -6,7 +6,7 @@ not shifted, nothing cut, nothing added.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -107,9 +107,7 @@ def sample_from_response(response: Response) -> Sample:
             "prompt_tokens_differ",
             f"response {response.id!r}: {n_prompt} ids of prompts, not {response.prompt_tokens}",
         )
-    loss_mask = np.zeros(len(ids), np.uint8)
-    for start, end in spans:
-        loss_mask[start:end] = 1
+    loss_mask = _build_mask(spans, len(ids))
     return Sample(response.id, response.turn, ids, loss_mask, n_output, response.finish_reason)
 
 
@@ -157,15 +155,24 @@ def _check_spans(name: str, spans: Any, n_ids: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in spans]
 
 
+def _build_mask(spans: Sequence[tuple[int, int]], n_ids: int) -> np.ndarray:
+    """Made of bytes: numpy lets go of the interpreter for each span, and has to wait to get it back."""
+    parts, reached = [], 0
+    for start, end in spans:
+        parts += [bytes(start - reached), b"\1" * (end - start)]
+        reached = end
+    return np.frombuffer(b"".join([*parts, bytes(n_ids - reached)]), np.uint8)
+
+
 def _join_ids(
     name: str, prompt: list[int] | np.ndarray, output: list[int] | np.ndarray
 ) -> tuple[np.ndarray, int, int]:
     if isinstance(prompt, np.ndarray) and isinstance(output, np.ndarray | list):
         # int64, and a row without answers of its own has a list of none
-        joined_ids = np.concatenate([prompt, np.asarray(output, np.int64)])
-        if len(joined_ids) and not 0 <= int(joined_ids.min()) <= int(joined_ids.max()) < 1 << 31:
+        both = (prompt, np.asarray(output, np.int64))
+        if any(int(np.bitwise_or.reduce(ids)) >> 31 for ids in both):  # of a negative id it is below 0
             raise NotTokenExact("not_token_ids", f"response {name!r}: an id is no 32-bit number from 0 on")
-        return joined_ids.astype(np.int32), len(prompt), len(output)
+        return np.concatenate(both, dtype=np.int32, casting="unsafe"), len(prompt), len(output)
     try:
         # array refuses floats, strings and what 32 bits cannot hold; numpy would cut 1.5 to 1 silently
         joined = array("i", prompt)

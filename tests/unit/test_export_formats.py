@@ -8,10 +8,11 @@ import datasets
 import numpy as np
 import pytest
 import yaml
-from export_support import dataset, export, hashes, manifest, read_parquet, response
+from export_support import dataset, export, hashes, manifest, read_jsonl, read_parquet, response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.core import export_jsonl
 from tasks.core.export_arrow import ArrowSink
 from tasks.core.export_configs import Target
 from tasks.core.export_files import ExportError
@@ -197,3 +198,19 @@ def test_all_formats_are_the_same_bytes_twice(tmp_path):
         export(tmp_path / folder, [source], **ALL, eval_fraction=0.2, tokens_per_group=50, rows_per_file=30)
         found.append(hashes(tmp_path / folder / "export"))
     assert found[0] == found[1]
+
+
+@given(st.lists(st.integers(2, 9), min_size=1, max_size=12), st.integers(1, 12))
+@settings(max_examples=40)
+def test_rows_of_any_length_are_whole_lines(tmp_path_factory, lengths, tokens_per_write):
+    """However many of them are written at once."""
+    root = tmp_path_factory.mktemp("lines")
+    rows = [response(f"r{n}", range(n % 3), range(length)) for n, length in enumerate(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export_jsonl, "_TOKENS_PER_WRITE", tokens_per_write)
+        export(root, [dataset(root, rows)])
+    wanted = [
+        {name: row[name] for name in ("id", "input_ids", "loss_mask")} for row in read_parquet(root, "train")
+    ]
+    assert read_jsonl(root, "train") == wanted
+    assert [sum(row["loss_mask"]) for row in wanted] == lengths
