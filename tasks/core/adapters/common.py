@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.core.adapters.errors import RowRejected
-from tasks.core.adapters.roles import to_role
+from tasks.core.adapters.roles import ROLES, to_role
 from tasks.core.adapters.tools import to_tool_calls
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -47,9 +47,9 @@ def clean_turns(turns: Sequence[Any], *, keep_system: bool = True) -> list[Turn]
     has_user = False
     for given in turns:  # once over them all: a list for each rule took a tenth of preparing a row
         turn = clean_turn(given)
-        if _is_empty(turn):
+        role, content = turn["role"], turn["content"]
+        if (not content or content.isspace()) and role != "tool" and "tool_calls" not in turn:
             continue
-        role = turn["role"]
         if role == "user":
             has_user = True
         elif not (has_user if role != "system" else keep_system):
@@ -71,13 +71,15 @@ def clean_turn(turn: Any) -> Turn:
     """
     if not isinstance(turn, dict):
         raise RowRejected("bad_field", f"a turn is {type(turn).__name__}, not an object")
-    role = to_role(turn.get("role"))
-    content = turn.get("content")
+    role, content = turn.get("role"), turn.get("content")
+    role = (ROLES.get(role) if isinstance(role, str) else None) or to_role(role)  # most need no call
     if not isinstance(content, str):
         if content is None and not _CONTENT_FIELDS.intersection(turn):
             fields = ", ".join(sorted(map(str, turn)))
             raise RowRejected("missing_field", f"a turn has no content; its fields are {fields}")
         content = to_text(content)
+    if role == "user":
+        return {"role": role, "content": content}
     if role == "assistant":
         return _clean_answer(turn, content)
     if role == "tool":
@@ -110,7 +112,9 @@ def drop_thoughts(text: str) -> str:
 
 
 def _clean_answer(turn: Mapping[str, Any], content: str) -> Turn:
-    cleaned: Turn = {"role": "assistant", "content": drop_thoughts(content)}
+    if ">" in content:
+        content = drop_thoughts(content)
+    cleaned: Turn = {"role": "assistant", "content": content}
     if ("tool_calls" in turn or "function_call" in turn) and (calls := to_tool_calls(turn)):
         cleaned["tool_calls"] = calls
     return cleaned
@@ -126,13 +130,6 @@ def _part_text(part: Any) -> str | None:
     if not isinstance(text, str):
         raise RowRejected("not_text", f"a content part of type {kind!r} is not text")
     return text
-
-
-def _is_empty(turn: Turn) -> bool:
-    content = turn["content"]
-    if content and not content.isspace():
-        return False
-    return turn["role"] != "tool" and "tool_calls" not in turn
 
 
 def _may_merge(one: Turn, other: Turn) -> bool:

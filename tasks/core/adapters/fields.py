@@ -99,8 +99,8 @@ def row_id(row: Mapping[str, Any], *names: str) -> str:
     """The first of the fields that holds an id, as text; "" when none does."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
+        if isinstance(value, str) and (text := value.strip()):
+            return text
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
     return ""

@@ -29,18 +29,16 @@ def adapt_messages(row: Mapping[str, Any]) -> Conversation:
         RowRejected: the row has no usable messages, tools or template arguments.
     """
     turns = to_list(require(row, "messages"), "messages")
-    system = optional_text(row, "system")
-    if system.strip() and not _starts_with(turns, system):
-        turns = [{"role": "system", "content": system}, *turns]
-    kwargs = row.get("chat_template_kwargs")
-    meta = row.get("meta")
-    return Conversation(
-        turns,
-        id=row_id(row, *ID_FIELDS),
-        tools=to_tools(row.get("tools") or row.get("functions")),
-        chat_template_kwargs=to_template_kwargs(kwargs) if kwargs else {},
-        meta={**scalars(row, "source"), **(scalars(to_mapping(meta, "meta")) if meta else {})},
-    )
+    if "system" in row:
+        system = optional_text(row, "system")
+        if system.strip() and not _starts_with(turns, system):
+            turns = [{"role": "system", "content": system}, *turns]
+    tools = to_tools(row.get("tools") or row.get("functions"))
+    kwargs = to_template_kwargs(given) if (given := row.get("chat_template_kwargs")) else {}
+    labels = scalars(row, "source") if "source" in row else {}
+    if meta := row.get("meta"):
+        labels.update(scalars(to_mapping(meta, "meta")))
+    return Conversation(turns, row_id(row, *ID_FIELDS), tools, kwargs, labels)
 
 
 def _starts_with(turns: list[Any], system: str) -> bool:

@@ -70,7 +70,7 @@ def hash_content(prompt: Prompt, messages: bytes) -> int:
         prompt: A cleaned one: only what a tool call carries may have its keys in any order.
         messages: The JSON of its messages.
     """
-    if b'"tool_calls":' in messages:  # a key: in a text the quotes have backslashes
+    if _find_calls(prompt.messages):
         messages = orjson.dumps(prompt.messages, option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(messages)
     if prompt.tools or prompt.chat_template_kwargs or prompt.answer_after:
@@ -105,14 +105,8 @@ def _ask(conversation: Conversation, messages: list[Turn], turns: Turns) -> Prom
 
 
 def _make(conversation: Conversation, messages: list[Turn], **answers: Any) -> Prompt:
-    return Prompt(
-        id=conversation.id,
-        messages=messages,
-        tools=conversation.tools,
-        chat_template_kwargs=dict(conversation.chat_template_kwargs),
-        meta=dict(conversation.meta),
-        **answers,
-    )
+    _, row_id, tools, kwargs, meta = conversation
+    return Prompt(row_id, messages, tools, {**kwargs}, {**meta}, **answers)
 
 
 def _answer_places(messages: Sequence[Turn]) -> list[int]:
@@ -124,6 +118,13 @@ def _answer_places(messages: Sequence[Turn]) -> list[int]:
         for at, (role, follower) in enumerate(zip(roles, followers, strict=True), 1)
         if follower == "assistant" and role in _ASKERS
     ]
+
+
+def _find_calls(messages: Sequence[Turn]) -> bool:
+    for message in messages:  # noqa: SIM110  as below
+        if "tool_calls" in message:
+            return True
+    return False
 
 
 def _find_tool(messages: Sequence[Turn]) -> bool:

@@ -4,7 +4,6 @@ Knows the Hub through `huggingface_hub` and `datasets`, which is an extra; does 
 Invariant: what is read is one commit, streamed; no code of the dataset is ever run.
 """
 
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -77,7 +76,7 @@ def read_dataset(dataset: HubDataset) -> Iterator[SourceRow | MalformedRow]:
         for file in _list_files(dataset):
             for row in read_file(file):
                 number += 1
-                yield dataclasses.replace(row, where=f"{label}:{number}")
+                yield row._replace(where=f"{label}:{number}")
     except SourceError as exc:
         raise SourceError(f"{_name(dataset)}: after {number} rows of {label}: {exc}") from exc
     except Exception as exc:  # of its HTTP client, which has changed before

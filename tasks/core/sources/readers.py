@@ -173,8 +173,8 @@ def _begins_object(line: MalformedRow) -> bool:
 def _iter_lines(file: DataFile) -> Iterator[tuple[int, bytes]]:
     with _open(file) as stream:
         for number, line in enumerate(stream, 1):
-            text = (line.removeprefix(_BOM) if number == 1 else line).strip()
-            if text:
+            text = line.removeprefix(_BOM) if number == 1 else line
+            if text and not text.isspace():  # to strip it is to copy it
                 yield number, text
 
 
