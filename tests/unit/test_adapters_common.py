@@ -175,6 +175,7 @@ def test_an_unknown_role_is_rejected(name):
         ([{"type": "input_audio", "input_audio": {}}], "not_text"),
         ([{"type": "text", "text": None}], "not_text"),
         ([7], "not_text"),
+        ([{"type": ["text"], "text": "x"}], "not_text"),
         ({"text": "hi"}, "bad_field"),
         (7, "bad_field"),
     ],

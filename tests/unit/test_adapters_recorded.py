@@ -67,6 +67,7 @@ def test_the_arguments_of_a_call_stay_to_the_letter(arguments):
             "several_parts",
         ),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "not_text"),
+        ([{"role": "user", "content": [{"type": ["text"], "text": "x"}]}], "not_text"),
         ([{"role": "user", "text": "lost"}, {"role": "assistant", "content": "b"}], "missing_field"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "text": "lost"}], "missing_field"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": None}], "missing_field"),

@@ -124,6 +124,8 @@ def _part_text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise RowRejected("not_text", f"a content part of type {kind!r} is not text")
     if kind in THOUGHT_PARTS:
         return None
     text = part.get("text") if kind in _TEXT_PARTS else None

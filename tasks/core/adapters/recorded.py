@@ -65,7 +65,7 @@ def _split_parts(content: Any) -> tuple[str, list[str]]:
     thoughts, texts = [], []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in THOUGHT_PARTS:
+        if isinstance(kind, str) and kind in THOUGHT_PARTS:
             thoughts.append(str(part.get(kind) or part.get("text") or ""))
         else:
             texts.append(part)
