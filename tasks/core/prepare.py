@@ -10,17 +10,19 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.core.files import name_in_errors, remove_stale_temps, replace_atomically, write_json_atomically
+from tasks.core.parallel_draft import copy_kept, draft_source, start_workers
 from tasks.core.prompt_draft import PromptDraft
 from tasks.core.prompt_file import PromptFile, write_entries
 from tasks.core.records import Prompt, Rejected
 from tasks.core.response_log import REJECTED, parse_line, read_lines
-from tasks.core.row_batches import PrepareOptions, RowBatch, make_batches
+from tasks.core.row_batches import PrepareOptions, make_batches
 from tasks.core.sources import Source, iter_rows, name_empty
+from tasks.core.worker_process import Worker
 
 __all__ = [
     "PROMPTS",
@@ -70,6 +72,7 @@ def prepare_prompts(
     Raises:
         EmptyDatasetError: no row became a prompt; says what became of them.
         SourceError: a file that is no data at all.
+        WorkerDiedError: a process that prepares rows of a large source was killed.
     """
     remove_stale_temps(folder)
     key = options.key(source_sha256)
@@ -77,9 +80,8 @@ def prepare_prompts(
         return dataclasses.replace(known, reused=True)
     for _ in _read_set_aside(folder):
         pass  # a damaged line is found before anything is written
-    with _open_draft(folder, options) as draft:
-        batches = make_batches(iter_rows(sources), options)
-        rejected = _collect(batches, draft, folder / _DRAFT / REJECTED)
+    with _open_draft(folder, options) as draft, start_workers(sources, options, draft) as workers:
+        rejected = _collect(draft_source(sources, options, draft, workers), folder / _DRAFT / REJECTED)
         draft.settle(max_prompts=options.max_prompts)
         report = PrepareReport(
             key=key,
@@ -98,8 +100,7 @@ def prepare_prompts(
                 f"({why}); check its source and its adapter "
                 f"{options.adapter!r}"
             )
-        (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
-        _write_prompts(folder, draft, own_history=options.shape == "each")
+        _write_prompts(folder, draft, workers, own_history=options.shape == "each")
         _write_rejected(folder, folder / _DRAFT / REJECTED)
     write_json_atomically(folder / REPORT, dataclasses.asdict(report))
     return report
@@ -149,21 +150,24 @@ def _open_draft(folder: Path, options: PrepareOptions) -> Iterator[PromptDraft]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _collect(batches: Iterable[RowBatch], draft: PromptDraft, rejected_path: Path) -> Counter[str]:
-    """Write every row to the draft or to the rejected ones; returns how many these are by reason."""
+def _collect(rejected: Iterable[list[tuple[str, bytes]]], path: Path) -> Counter[str]:
+    """Write the rejected rows to a file; returns how many they are by reason."""
     reasons: Counter[str] = Counter()
-    with rejected_path.open("wb") as set_aside:
-        for batch in batches:
-            draft.extend(batch)
-            for reason, line in batch.rejected:
+    with path.open("wb") as set_aside:
+        for rows in rejected:
+            for reason, line in rows:
                 reasons[reason] += 1
                 set_aside.write(line)
     return reasons
 
 
-def _write_prompts(folder: Path, draft: PromptDraft, *, own_history: bool) -> None:
+def _write_prompts(folder: Path, draft: PromptDraft, workers: Sequence[Worker], *, own_history: bool) -> None:
     with replace_atomically(folder / PROMPTS) as out:
-        out.writelines(draft.read_lines())
+        if workers:
+            copy_kept(draft, Path(out.name), workers)
+        else:
+            out.writelines(draft.read_lines())
+        (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
     write_entries(folder / PROMPTS, draft.make_entries(own_history=own_history))
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core import prepare
+from tasks.core import parallel_draft, prepare
 from tasks.core.adapters import Conversation, content_id, hash_content, make_prompt
 from tasks.core.files import remove_stale_temps
 from tasks.core.prepare import EmptyDatasetError, PrepareOptions, open_prompts, prepare_prompts, read_report
@@ -178,7 +178,7 @@ def test_what_is_up_to_date_is_reused(tmp_path, monkeypatch):
     source = write_source(tmp_path, [make_row("a"), make_row("a"), *BAD_ROWS])
     first = run(tmp_path, source)
     before = read_files(tmp_path)
-    monkeypatch.setattr(prepare, "iter_rows", lambda paths: pytest.fail("the source is read again"))
+    monkeypatch.setattr(prepare, "draft_source", lambda *args: pytest.fail("the source is read again"))
     assert run(tmp_path, source) == dataclasses.replace(first, reused=True)
     assert not first.reused
     assert read_files(tmp_path) == before
@@ -304,7 +304,7 @@ def test_a_damaged_rejected_line_is_named_and_nothing_is_changed(tmp_path):
 
 @pytest.mark.parametrize("next_seed", [7, 8])
 @pytest.mark.parametrize(
-    "where", ["make_batches", "write_entries", "PromptDraft.settle", "write_json_atomically"]
+    "where", ["draft_source", "write_entries", "PromptDraft.settle", "write_json_atomically"]
 )
 def test_a_crash_leaves_prompts_that_can_be_used_and_is_repaired(tmp_path, monkeypatch, where, next_seed):
     """Reading, ordering, indexing or reporting fails: the prompts are the old ones or the new ones, whole."""
@@ -420,7 +420,7 @@ def test_values_without_a_json_form_are_rejected(tmp_path, monkeypatch, value, r
     row = {"messages": [{"role": "user", "content": "hi"}], "id": row_id}
     bad = {**row, "tools": [{"name": "f", "parameters": {"x": value}}]}
     rows = [SourceRow("x:1", bad), SourceRow("x:2", row)]
-    monkeypatch.setattr(prepare, "iter_rows", lambda source: iter(rows))
+    monkeypatch.setattr(parallel_draft, "iter_rows", lambda source: iter(rows))
     assert run(tmp_path, write_source(tmp_path, [])).rejected == {"bad_field": 1}
     assert [row.where for row in read_rejected(tmp_path)] == ["x:1"]
 

@@ -53,7 +53,12 @@ def find_files(source: str, *, base: Path) -> list[Path]:
 def to_data_files(paths: Sequence[Path]) -> list[DataFile]:
     """Files on this machine, to be read, each named by its path below the folder that they have in common."""
     root = os.path.commonpath([path.parent for path in paths]) if paths else ""
-    return [_to_data_file(path, name=str(path.relative_to(root))) for path in paths]
+    return [to_data_file(path, name=str(path.relative_to(root))) for path in paths]
+
+
+def to_data_file(path: Path, *, name: str) -> DataFile:
+    """A file on this machine, to be read, under a name."""
+    return DataFile(name, str(path), lambda: path.open("rb", buffering=_BUFFER_BYTES))
 
 
 def hash_files(paths: Sequence[Path], *, cache_folder: Path | None = None) -> str:
@@ -70,10 +75,6 @@ def hash_files(paths: Sequence[Path], *, cache_folder: Path | None = None) -> st
         digests = [(path.name, cache.hash_file(path)) for path in paths]
         cache.save()
     return hashlib.sha256(orjson.dumps(sorted(digests))).hexdigest()
-
-
-def _to_data_file(path: Path, *, name: str) -> DataFile:
-    return DataFile(name, str(path), lambda: path.open("rb", buffering=_BUFFER_BYTES))
 
 
 def _list_files(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -60,6 +60,38 @@ class DataFile:
     open: Callable[[], BinaryIO]
 
 
+@dataclass(slots=True)
+class SeenRows:
+    """What the rows of a file were so far: one that has malformed ones only is not what its name says."""
+
+    any_good: bool = False
+    first_bad: MalformedRow | None = None
+
+    def watch(self, rows: Iterable[SourceRow | MalformedRow]) -> Iterator[SourceRow | MalformedRow]:
+        """The same rows, seen."""
+        for row in rows:
+            if isinstance(row, SourceRow):
+                self.any_good = True
+            elif self.first_bad is None:
+                self.first_bad = row
+            yield row
+
+    def add(self, later: "SeenRows") -> None:
+        """Take what was seen of the rows that follow."""
+        self.any_good = self.any_good or later.any_good
+        self.first_bad = self.first_bad or later.first_bad
+
+    def check(self, file: DataFile) -> None:
+        """Call this after the last row.
+
+        Raises:
+            SourceError: there are rows and not one is good.
+        """
+        if (bad := self.first_bad) is not None and not self.any_good:
+            what = _OVER_LINES if _begins_object(bad) else f"{bad.where}: {bad.detail}"
+            raise SourceError(f"{file.place}: not one usable row; {what}")
+
+
 def expected_files() -> str:
     """What a source may be, for messages."""
     return "expected a file, folder or glob of .jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"
@@ -77,56 +109,17 @@ def read_file(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
         SourceError: the file is unreadable or damaged, is not what its name says, or is not empty and yet
             has not one good row.
     """
-    any_good = False
-    first_bad: MalformedRow | None = None
-    for item in _read_any(file):
-        if isinstance(item, SourceRow):
-            any_good = True
-        elif first_bad is None:
-            first_bad = item
-        yield item
-    if first_bad is not None and not any_good:
-        what = _OVER_LINES if _begins_object(first_bad) else f"{first_bad.where}: {first_bad.detail}"
-        raise SourceError(f"{file.place}: not one usable row; {what}")
+    seen = SeenRows()
+    yield from seen.watch(_read_any(file))
+    seen.check(file)
 
 
-def _read_any(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
-    suffix = suffix_of(file.name)
-    if suffix is None:
-        raise SourceError(f"{file.place}: unsupported file; {expected_files()}")
-    if suffix == ".parquet":
-        return _read_parquet(file)
-    if suffix.startswith(".json") and not suffix.startswith(".jsonl") and _starts_as_array(file):
-        return _read_array(file)
-    return _read_lines(file)
+def read_lines(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
+    """The rows of a file that has one on each line.
 
-
-@contextlib.contextmanager
-def _open(file: DataFile) -> Iterator[BinaryIO]:
-    """The file's bytes, decompressed."""
-    suffix = Path(file.name).suffix.lower()
-    try:
-        with file.open() as raw:
-            if suffix == ".zst":
-                import pyarrow as pa  # slow to import, and most sources are plain
-
-                with pa.CompressedInputStream(raw, "zstd") as plain, io.BufferedReader(plain) as stream:
-                    yield cast("BinaryIO", stream)
-            elif suffix == ".gz":
-                with gzip.open(raw) as stream:
-                    yield cast("BinaryIO", stream)
-            else:
-                yield raw
-    except (OSError, EOFError, zlib.error) as exc:  # a cut or damaged gzip raises any of the three
-        raise SourceError(f"{file.place}: cannot be read to its end ({exc})") from exc
-
-
-def _starts_as_array(file: DataFile) -> bool:
-    with _open(file) as stream:
-        return stream.read(_SNIFF_BYTES).removeprefix(_BOM).lstrip().startswith(b"[")
-
-
-def _read_lines(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
+    Raises:
+        SourceError: the file is unreadable, or its first lines have no JSON at all.
+    """
     # Bad lines before the first JSON: perhaps the file is no JSON at all, or one array over many lines.
     held: list[MalformedRow] = []
     seen_json = False
@@ -170,8 +163,48 @@ def _begins_object(line: MalformedRow) -> bool:
     return line.text_head.startswith("{") and line.text_head[-1] in "{[,"
 
 
+@contextlib.contextmanager
+def open_stream(file: DataFile) -> Iterator[BinaryIO]:
+    """The file's bytes, decompressed.
+
+    Raises:
+        SourceError: it is unreadable or damaged, which is seen within the block, too.
+    """
+    suffix = Path(file.name).suffix.lower()
+    try:
+        with file.open() as raw:
+            if suffix == ".zst":
+                import pyarrow as pa  # slow to import, and most sources are plain
+
+                with pa.CompressedInputStream(raw, "zstd") as plain, io.BufferedReader(plain) as stream:
+                    yield cast("BinaryIO", stream)
+            elif suffix == ".gz":
+                with gzip.open(raw) as stream:
+                    yield cast("BinaryIO", stream)
+            else:
+                yield raw
+    except (OSError, EOFError, zlib.error) as exc:  # a cut or damaged gzip raises any of the three
+        raise SourceError(f"{file.place}: cannot be read to its end ({exc})") from exc
+
+
+def _read_any(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
+    suffix = suffix_of(file.name)
+    if suffix is None:
+        raise SourceError(f"{file.place}: unsupported file; {expected_files()}")
+    if suffix == ".parquet":
+        return _read_parquet(file)
+    if suffix.startswith(".json") and not suffix.startswith(".jsonl") and _starts_as_array(file):
+        return _read_array(file)
+    return read_lines(file)
+
+
+def _starts_as_array(file: DataFile) -> bool:
+    with open_stream(file) as stream:
+        return stream.read(_SNIFF_BYTES).removeprefix(_BOM).lstrip().startswith(b"[")
+
+
 def _iter_lines(file: DataFile) -> Iterator[tuple[int, bytes]]:
-    with _open(file) as stream:
+    with open_stream(file) as stream:
         for number, line in enumerate(stream, 1):
             text = line.removeprefix(_BOM) if number == 1 else line
             if text and not text.isspace():  # to strip it is to copy it
@@ -182,7 +215,7 @@ def _read_array(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
     """Each record is parsed as a line would be, so that a bad one is one malformed row."""
     number = 0
     try:
-        with _open(file) as stream:
+        with open_stream(file) as stream:
             for text in _cut_records(stream):
                 number += 1
                 yield read_row(f"{file.name}:{number}", text)
