@@ -55,6 +55,14 @@ class LengthQuantiles:
     mean: float
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Whole lines of a log that cannot be read: how many, and the number of the first, from 1."""
+
+    lines: int
+    first: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStats:
     """One dataset, or the total of several.
@@ -68,9 +76,9 @@ class DatasetStats:
     `reached_percent` is what `measure_reached` and `total_reached` say; `mean_tokens_per_s` is over the time
     in which answers came, pauses left out, and None where no row names its time.
 
-    The last four are for plots, and are not in stats.json: rows by completion_tokens, of them those that
-    were cut, completion tokens by the time they were there (the second since 1970 at which each bucket of
-    TIME_BUCKET_S begins), and one rejected prompt or source row for each reason.
+    The last five are for plots and pages, and are not in stats.json: rows by completion_tokens, of them
+    those that were cut, completion tokens by the time they were there (the second since 1970 at which each
+    bucket of TIME_BUCKET_S begins), one rejected prompt or source row for each reason, and each log's damage.
     """
 
     name: str
@@ -96,13 +104,15 @@ class DatasetStats:
     first_finished_at: str | None
     last_finished_at: str | None
     mean_tokens_per_s: float | None
+    max_samples: int | None = None
     length_counts: Mapping[int, int] = field(default_factory=dict, repr=False)
     cut_lengths: Mapping[int, int] = field(default_factory=dict, repr=False)
     tokens_by_time: Mapping[int, int] = field(default_factory=dict, repr=False)
     rejected_examples: Mapping[str, str] = field(default_factory=dict, repr=False)
+    damaged: Mapping[str, Damage] = field(default_factory=dict, repr=False)
 
 
-PLOT_FIELDS = ("length_counts", "cut_lengths", "tokens_by_time", "rejected_examples")
+PLOT_FIELDS = ("length_counts", "cut_lengths", "tokens_by_time", "rejected_examples", "damaged")
 
 
 def dataset_status(

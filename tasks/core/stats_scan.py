@@ -19,6 +19,7 @@ from tasks.core.records import RecordError, Rejected, Response
 from tasks.core.response_log import REJECTED, RESPONSES
 from tasks.core.stats import (
     TIME_BUCKET_S,
+    Damage,
     DatasetStats,
     dataset_status,
     length_quantiles,
@@ -166,6 +167,12 @@ class DatasetScan:
             cut_lengths=dict(scan.cut_lengths),
             tokens_by_time=dict(scan.tokens_by_time),
             rejected_examples=rejections.find_examples(),
+            max_samples=max_samples,
+            damaged={
+                name: Damage(part.unreadable, part.first_unreadable)
+                for name, part in ((RESPONSES, scan), (REJECTED, rejections))
+                if part.unreadable
+            },
         )
 
 
@@ -194,12 +201,25 @@ def skim_row(line: bytes) -> dict[str, Any]:
     return row
 
 
-class _Scan:
+class _Lines:
+    """Counts the lines of a log, and those that cannot be read."""
+
+    def __init__(self) -> None:
+        self.lines = self.unreadable = self.first_unreadable = 0
+
+    def note_unreadable(self) -> None:
+        """The line that was counted last is one."""
+        self.unreadable += 1
+        self.first_unreadable = self.first_unreadable or self.lines
+
+
+class _Scan(_Lines):
     """Running sums over raw_responses.jsonl."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rows = self.prompt_tokens = self.completion_tokens = 0
-        self.empty = self.not_token_exact = self.duplicates = self.unreadable = self.retries = 0
+        self.empty = self.not_token_exact = self.duplicates = self.retries = 0
         self.finish_reasons: Counter[str] = Counter()
         self.length_counts: Counter[int] = Counter()
         self.cut_lengths: Counter[int] = Counter()
@@ -212,11 +232,12 @@ class _Scan:
 
     def add_line(self, line: bytes) -> int | None:
         """The key of the answer; None where the line is no first row of one."""
+        self.lines += 1
         try:
             row = skim_row(line)
             response = Response.from_row(row)
         except (RecordError, orjson.JSONDecodeError):
-            self.unreadable += 1
+            self.note_unreadable()
             return None
         # 64 bits of a hash: a million rows collide with a chance of 3e-8.
         key = hash((response.id, response.turn))
@@ -250,24 +271,25 @@ class _Scan:
         self.recent.add(Answer(started, finished, response.completion_tokens, response.server))
 
 
-class _Rejections:
+class _Rejections(_Lines):
     """The last word of rejected.jsonl on each prompt and source row that has no answer.
 
     `reasons` counts them; `final` are prompts that will not be asked again.
     """
 
     def __init__(self) -> None:
-        self.unreadable = 0
+        super().__init__()
         self.reasons: Counter[str] = Counter()
         self.final = 0
         self._last: dict[int, tuple[str, bool, bool]] = {}  # reason, of a prompt, permanent
         self._examples: dict[str, tuple[int, str]] = {}
 
     def add_line(self, line: bytes, answered: Container[int]) -> None:
+        self.lines += 1
         try:
             rejected = Rejected.from_line(line)
         except RecordError:
-            self.unreadable += 1
+            self.note_unreadable()
             return
         # A source row that became no prompt may have no id; its place in the source tells it apart.
         is_prompt = rejected.stage == "generate"

@@ -25,7 +25,7 @@ from tasks.core.stats import PLOT_FIELDS, DatasetStats, total_stats
 _QUANTILES = ("p5", "p25", "p50", "p75", "p95", "max", "mean")
 _LEFT = ("dataset", "status")
 _TERMINAL = (
-    *("dataset", "status", "rows", "completion tokens", "budget", "reached"),
+    *("dataset", "status", "answers", "completion tokens", "budget", "reached"),
     *("median", "cut off", "not used", "mean tokens/s"),
 )
 _SHORT = {
@@ -39,6 +39,7 @@ _FOOTER = (
     "reached: of the budget, or of the prompts where there is none; median length: of an answer, in tokens; "
     "cut off: at max_new_tokens; mean tokens/s: pauses of more than 5 minutes left out"
 )
+_LEFT_OUT = "total: its tokens and its speed leave out the datasets without a budget"
 _WORDS = {"complete": "done", "incomplete": "not done", "exhausted": "out of prompts"}
 _PARQUET_SCHEMA = pa.schema(
     [
@@ -48,7 +49,7 @@ _PARQUET_SCHEMA = pa.schema(
             (name, pa.int64())
             for name in ("rows", "answered", "prompts", "prompt_tokens", "completion_tokens")
         ),
-        ("budget_tokens", pa.int64()),
+        *((name, pa.int64()) for name in ("budget_tokens", "max_samples")),
         ("reached_percent", pa.float64()),
         *((f"completion_{name}", pa.float64() if name == "mean" else pa.int64()) for name in _QUANTILES),
         *((name, pa.int64()) for name in ("empty", "not_token_exact", "duplicates", "unreadable")),
@@ -99,8 +100,9 @@ def stats_table(stats: Sequence[DatasetStats]) -> RenderableType:
     table.add_section()
     table.add_row(*total, style="bold")
     rejected = total_stats(stats).rejected
+    left_out = _LEFT_OUT if len({one.budget_tokens is None for one in stats}) > 1 else ""
     aside = f"not used, with the reason in rejected.jsonl: {format_counts(rejected)}" if rejected else ""
-    return Group(table, *(Text(text, style="dim") for text in (aside, _FOOTER) if text))
+    return Group(table, *(Text(text, style="dim") for text in (left_out, aside, _FOOTER) if text))
 
 
 def _terminal_row(stats: DatasetStats) -> list[Text]:
@@ -157,7 +159,7 @@ def _row(stats: DatasetStats) -> dict[str, str]:
     return {
         "dataset": stats.name,
         "status": describe_status(stats.status),
-        "rows": f"{stats.rows:,}",
+        "answers": f"{stats.rows:,}",
         "prompts": "" if stats.prompts is None else f"{stats.prompts:,}",
         "prompt tokens": f"{stats.prompt_tokens:,}",
         "completion tokens": f"{stats.completion_tokens:,}",

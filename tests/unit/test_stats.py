@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tasks.core.records import RecordError, Rejected, Response
 from tasks.core.stats import (
+    Damage,
     dataset_status,
     length_quantiles,
     measure_reached,
@@ -92,6 +93,7 @@ def test_a_damaged_line_in_the_middle_is_counted(tmp_path):
     """A whole line that is no row is named, and the rows around it count."""
     stats = scan(tmp_path, [response("a"), b"{nonsense\n", b"[1]\n", b'{"id":"x"}\n', response("b")])
     assert (stats.rows, stats.unreadable) == (2, 3)
+    assert stats.damaged == {"raw_responses.jsonl": Damage(3, 2)}
 
 
 def test_a_second_row_of_a_turn_counts_once(tmp_path):
@@ -327,6 +329,16 @@ def test_views_show_the_same_figures(tmp_path):
     console = Console(file=io.StringIO(), width=240)
     console.print(stats_table(stats))
     assert all(text in console.file.getvalue() for text in ("one", "two", "total", "http_400 1", "129"))
+
+
+def test_the_table_says_what_its_total_leaves_out(tmp_path):
+    """Where some datasets have a budget and some have none."""
+    one, two = two_datasets(tmp_path)
+    for second, said in ((two, False), (dataclasses.replace(two, budget_tokens=None), True)):
+        console = Console(file=io.StringIO(), width=120)
+        console.print(stats_table([one, second]))
+        shown = console.file.getvalue()
+        assert ("total: its tokens and its speed leave out the datasets without a budget" in shown) is said
 
 
 def test_the_table_breaks_no_number_at_eighty_columns(tmp_path):
