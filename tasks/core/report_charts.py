@@ -8,11 +8,10 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 
-from tasks.core.run_progress import format_duration
-from tasks.core.stats import PAUSE_S, TIME_BUCKET_S
+from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, find_gaps
+from tasks.core.times import format_duration, format_time
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 _BARS = 120  # of the throughput, at most
@@ -22,6 +21,9 @@ _WIDTHS_S = (
     *(TIME_BUCKET_S, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE),
     *(HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY),
 )
+_DATE_WIDTH, _TIME_WIDTH = 100.0, 64.0  # of a label on the axis of time, with some space
+_SIZE_WIDTH = 34.0
+_SHARE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)  # five of them down from 100%
 _BINS_PER_OCTAVE = 2
 
 
@@ -109,16 +111,16 @@ def draw_throughput(tokens: Mapping[int, int], *, width: float, height: float) -
     buckets: dict[int, int] = {}
     for at, count in tokens.items():
         buckets[at // axis.step_s] = buckets.get(at // axis.step_s, 0) + count
-    y_ticks = nice_ticks(max(buckets.values()) / axis.step_s)
-    top = y_ticks[-1]
+    spans = _find_spans(tokens, axis.step_s)
+    speeds = {at: count / spans[at].worked_s for at, count in buckets.items()}
+    y_ticks = nice_ticks(max(speeds.values()))
     bars = [
         Bar(
             x=x,
             width=axis.per_bar,
-            height=height * buckets[at] / axis.step_s / top,
-            text=f"{format_time(at * axis.step_s)} to "
-            f"{format_time((at + 1) * axis.step_s, with_date=False)} UTC: "
-            f"{buckets[at] / axis.step_s:,.0f} tokens/s ({buckets[at]:,} tokens)",
+            height=height * speeds[at] / y_ticks[-1],
+            text=f"{format_time(spans[at].start_s)} to {format_time(spans[at].end_s, with_date=False)} UTC: "
+            f"{speeds[at]:,.0f} tokens/s ({buckets[at]:,} tokens)",
         )
         for at, x in axis.place()
         if at in buckets
@@ -131,6 +133,31 @@ def draw_throughput(tokens: Mapping[int, int], *, width: float, height: float) -
         y_ticks=_tick_height(y_ticks, height),
         cuts=axis.find_cuts(sorted(tokens)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What a bar covers: from the first to the last of its answers, or its whole bucket, pauses left out."""
+
+    start_s: float
+    end_s: float
+    worked_s: float
+
+
+def _find_spans(times: Iterable[int], step_s: int) -> dict[int, _Span]:
+    """By bucket. The bars at both ends and beside a pause cover less time than the others."""
+    ordered = sorted(times)
+    pauses = find_gaps(ordered, longer_than_s=PAUSE_S)
+    starts = sorted([ordered[0], *(pause.end_s for pause in pauses)])
+    ends = sorted([*(pause.start_s for pause in pauses), ordered[-1] + TIME_BUCKET_S])
+    spans: dict[int, _Span] = {}
+    for start_s, end_s in zip(starts, ends, strict=True):
+        for at in range(int(start_s // step_s), int(-(-end_s // step_s))):
+            begin_s, stop_s = max(start_s, at * step_s), min(end_s, (at + 1) * step_s)
+            known = spans.get(at, _Span(begin_s, begin_s, 0.0))
+            spans[at] = _Span(known.start_s, stop_s, known.worked_s + stop_s - begin_s)
+    least_s = min(step_s, MINUTE)  # one answer in ten seconds is no speed
+    return {at: replace(span, worked_s=max(span.worked_s, least_s)) for at, span in spans.items()}
 
 
 def lay_out_time(times: Iterable[int], *, width: float) -> "TimeAxis":
@@ -159,7 +186,7 @@ def _tick_time(axis: "TimeAxis", width: float) -> list[Tick]:
     """Where answers go on after a cut, and some six others, none too near to another."""
     first, last = axis.stretches[0][0] * axis.step_s, (axis.stretches[-1][-1] + 1) * axis.step_s
     with_date = first // DAY != (last - 1) // DAY  # days of UTC
-    apart = width / (9 if with_date else 14)
+    apart = _DATE_WIDTH if with_date else _TIME_WIDTH
     places = axis.place()
     starts = {stretch[0] for stretch in axis.stretches}
     wanted = [place for place in places if place[0] in starts]
@@ -228,7 +255,9 @@ def draw_lengths(
 def draw_coverage(curve: Sequence[tuple[int, float]], *, chosen: int, width: float, height: float) -> Chart:
     """The share of tokens over the size of the draft vocabulary, on a logarithmic axis; bars are points."""
     low, high = math.log(curve[0][0]), math.log(curve[-1][0])
-    floor = min(0.9, math.floor(min(share for _, share in curve) * 10) / 10)
+    least = min(share for _, share in curve)
+    step = next((step for step in _SHARE_STEPS if 1 - 5 * step <= least), _SHARE_STEPS[-1])
+    floor = 1 - 5 * step
 
     def place(size: int) -> float:
         return width * (math.log(size) - low) / (high - low) if high > low else width / 2
@@ -242,17 +271,25 @@ def draw_coverage(curve: Sequence[tuple[int, float]], *, chosen: int, width: flo
         )
         for size, share in curve
     ]
-    shares = [floor + (1 - floor) * part / 4 for part in range(5)]
     return Chart(
         width=width,
         height=height,
         bars=points,
-        x_ticks=[Tick(place(size), shorten_size(size)) for size, _ in curve],
+        x_ticks=_thin([Tick(place(size), shorten_size(size)) for size, _ in curve], apart=_SIZE_WIDTH),
         y_ticks=[
-            Tick(height * (1 - part / 4), f"{round(100 * share, 1):g}%") for part, share in enumerate(shares)
+            Tick(height * (1 - part / 5), f"{round(100 * (floor + part * step))}%") for part in range(6)
         ],
         mark=place(chosen) if curve[0][0] <= chosen <= curve[-1][0] else None,
     )
+
+
+def _thin(ticks: Iterable[Tick], *, apart: float) -> list[Tick]:
+    """Without those that are too near to the one before."""
+    kept: list[Tick] = []
+    for tick in ticks:
+        if not kept or tick.at - kept[-1].at >= apart:
+            kept.append(tick)
+    return kept
 
 
 def nice_ticks(highest: float) -> list[float]:
@@ -260,12 +297,6 @@ def nice_ticks(highest: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(highest)) if highest > 0 else 1.0
     step = next(step * power for step in (0.2, 0.5, 1.0, 2.0, 5.0) if highest <= 5 * step * power)
     return [step * number for number in range(max(1, math.ceil(highest / step)) + 1)]
-
-
-def format_time(at_s: float, *, with_date: bool = True, seconds: bool = False) -> str:
-    """A moment for people, UTC."""
-    shown = "%H:%M:%S" if seconds else "%H:%M"
-    return datetime.fromtimestamp(at_s, UTC).strftime(f"%b %d {shown}" if with_date else shown)
 
 
 def shorten_size(size: int) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from tasks.core.forecast import DEFAULT_MEAN_TOKENS
-from tasks.core.run_progress import format_duration
 from tasks.core.stats import TOTAL, DatasetPlan
+from tasks.core.times import format_duration
 
 # Measured on the demo's rows (a vocabulary of 49,152 ids): 4.3 bytes an id with its comma, 2.9 to 4.3 bytes
 # of text a completion token, 300 to 410 bytes of names, counts and times a row. Its export: 6.6 bytes a token

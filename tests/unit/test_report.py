@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tasks.core.problems import Problems, find_problems
 from tasks.core.records import Rejected, Response
 from tasks.core.report import make_tiles, read_coverage, render_report, write_report
-from tasks.core.report_charts import draw_lengths, draw_throughput, lay_out_time, nice_ticks
+from tasks.core.report_charts import draw_coverage, draw_lengths, draw_throughput, lay_out_time, nice_ticks
 from tasks.core.run_file import update_run_file
 from tasks.core.run_stats import collect_stats, read_plans
 from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, find_gaps
@@ -343,6 +343,26 @@ def test_a_night_without_answers_takes_little_of_the_chart():
     assert [bar.x for bar in chart.bars if cut.x - 1e-6 < bar.x < cut.x + cut.width - 1e-6] == []
     places = sorted(tick.at for tick in chart.x_ticks)
     assert all(b - a > 50 for a, b in itertools.pairwise(places))
+
+
+def test_bars_at_the_ends_and_beside_a_pause_are_as_high_as_the_others():
+    """Each is divided by the time that it covers."""
+    times = [at for at in range(1_000, 40_000, 10) if not 20_050 < at < 30_520]
+    chart = draw_throughput(dict.fromkeys(times, 500), width=900, height=200)
+    assert len(chart.cuts) == 1
+    assert {round(bar.height, 6) for bar in chart.bars} == {200.0}
+    assert chart.bars[0].text.startswith("Jan 01 00:16 to ")
+
+
+def test_the_ticks_of_a_coverage_are_round():
+    """Whatever the lowest share is."""
+    for least in (0.0, 0.31, 0.55, 0.71, 0.88, 0.93, 0.999):
+        chart = draw_coverage([(1000, least), (2000, 1.0)], chosen=2000, width=900, height=200)
+        labels = [int(tick.label.rstrip("%")) for tick in chart.y_ticks]
+        steps = {b - a for a, b in itertools.pairwise(labels)}
+        assert steps <= {1, 2, 5, 10, 20}
+        assert (len(steps), labels[-1]) == (1, 100)
+        assert labels[0] <= 100 * least
 
 
 @given(buckets)
