@@ -27,7 +27,7 @@ def stats(
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder too.")] = False,
 ) -> None:
-    """Count what is on disk: rows, tokens, finish reasons, rejected prompts. Starts nothing."""
+    """Count what is on disk: answers, tokens, finish reasons, rejected prompts. Starts nothing."""
     from tasks.core.stats_views import stats_table, stats_to_json
 
     found = _collect_stats(output_dir)
@@ -52,7 +52,7 @@ def monitor(
 ) -> None:
     """Watch a run: budgets, speed, when it will be done, servers, what went wrong. Only reads files.
 
-    A dataset without a row for five minutes is "stopped". Speeds are those of the last five minutes.
+    A dataset without an answer for five minutes is "stopped". The end is reckoned from the last hour of work.
     """
     from flows.monitor import print_json, show_live
     from tasks.core.run_file import RunFolderError

@@ -15,9 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tasks.core.log_watch import SILENT_S, RunLook
-from tasks.core.run_progress import DatasetProgress, State, format_duration, format_end
+from tasks.core.log_watch import RunLook
+from tasks.core.pace import SILENT_S, WINDOW_S
+from tasks.core.recent_answers import WINDOW_S as RECENT_S
+from tasks.core.run_progress import DatasetProgress, State
+from tasks.core.stats import parse_time
 from tasks.core.stats_views import describe_status, format_counts, format_percent, shorten
+from tasks.core.times import format_ago, format_duration, format_end
 
 WAITING = "no run.json yet: the run is being checked, or its server is starting"
 _COLOURS: dict[State, str] = {
@@ -27,10 +31,11 @@ _COLOURS: dict[State, str] = {
     "complete": "green",
     "exhausted": "yellow",
 }
-_SHORT_AGE_S = 60.0  # a newer row is not worth a word
+_SHORT_AGE_S = 60.0  # a newer answer is not worth a word
 _BAR_WIDTH, _TOTAL_BAR_WIDTH, _NAME_WIDTH = 20, 60, 8  # the first two at most, the last at least
 _TABLE_LINES = 5  # what many problems leave of the table at least
-_DROPPED = ("rows", "not used", "cut off", "tok/s now", "done in")  # when it is narrow, in this order
+_SPEED = "tok/s (5 min)"
+_DROPPED = ("answers", "not used", "cut off", _SPEED, "done in")  # when it is narrow, in this order
 _FIRST: tuple[State, ...] = ("generating", "stopped", "waiting", "exhausted", "complete")  # when it is low
 
 
@@ -111,22 +116,52 @@ def _render_total(look: RunLook, width: int) -> RenderableType:
 
 
 def _describe_pace(look: RunLook) -> Text:
-    """How fast, and when done; or that nothing moves."""
+    """How fast, and when done; or that nothing moves, or since when all is done."""
     total, idle = look.progress.total, [one for one in look.idle_s if one is not None]
-    if total.state == "complete":
-        return Text("everything is done", style="bold green")
     if total.is_done:
-        return Text("finished, short of the budget: there are no more prompts", style="bold yellow")
+        return _describe_finish(look)
     if not idle:
         return Text("no answer yet", style="bold")
     if total.state != "generating" and min(idle) >= SILENT_S:
-        left = f", {shorten(int(total.left_tokens))} tokens left" if total.left_tokens else ""
-        since = f"not running: no answer for {format_duration(min(idle))}"
-        return Text(f"{since}{left}; run it again", style="bold red")
-    end = "end not known yet"
-    if total.eta_s is not None:
-        end = f"done {format_end(total.eta_s, now_s=look.at_s, zone=None)}"
-    return Text(f"{total.tokens_per_s:,.0f} tokens/s now, {end}", style="bold")
+        return Text(f"not running{_describe_work(total)}", style="bold red")
+    return Text(f"{_describe_speed(total)}; {_describe_end(look)}", style="bold")
+
+
+def _describe_finish(look: RunLook) -> Text:
+    lasts = [parse_time(one.last_finished_at) for one in look.stats if one.last_finished_at is not None]
+    when = f" {format_ago(max(lasts), now_s=look.at_s, zone=None)}" if lasts else ""
+    if look.progress.total.state == "complete":
+        return Text(f"everything is done, finished{when}", style="bold green")
+    return Text(f"finished{when}, short of the budget: there are no more prompts", style="bold yellow")
+
+
+def _describe_work(total: DatasetProgress) -> str:
+    """What is left, and how long that takes once it goes on."""
+    if not total.left_tokens:
+        return ""
+    left_s = None if total.pace is None else total.pace.measure_left(total.left_tokens)
+    work = f", {format_duration(left_s)} of work" if left_s else ""
+    return f"; {shorten(int(total.left_tokens))} tokens left{work}"
+
+
+def _describe_speed(total: DatasetProgress) -> str:
+    """Over the last hour of work, and besides over the last minutes, each with the time it is of."""
+    recent = f"{total.tokens_per_s:,.0f} (5 min)"
+    if total.pace is None:
+        return f"tokens/s: {recent}"
+    if total.pace.measured_s <= RECENT_S:
+        return f"{total.pace.tokens_per_s:,.0f} tokens/s"
+    over = "1 h" if total.pace.measured_s >= WINDOW_S else format_duration(total.pace.measured_s)
+    return f"{total.pace.tokens_per_s:,.0f} tokens/s ({over}), {recent}"
+
+
+def _describe_end(look: RunLook) -> str:
+    total = look.progress.total
+    if total.eta_s is None:
+        is_early = total.pace is not None and total.pace.is_too_early
+        return "too early to tell when done" if is_early else "end not known yet"
+    guess = ", a first guess" if total.pace is not None and total.pace.is_guess else ""
+    return f"done {format_end(total.eta_s, now_s=look.at_s, zone=None)}{guess}"
 
 
 def _render_datasets(look: RunLook, *, width: int, lines: int) -> RenderableType:
@@ -150,9 +185,9 @@ def _to_cells(one: DatasetProgress, idle_s: float | None) -> dict[str, str]:
         "state": _describe_state(one, idle_s),
         "reached": format_percent(one.reached_percent),
         "tokens": _describe_tokens(one),
-        "tok/s now": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
+        _SPEED: f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
         "done in": "" if one.is_done or one.eta_s is None else format_duration(one.eta_s),
-        "rows": f"{one.rows:,}",
+        "answers": f"{one.rows:,}",
         "cut off": f"{one.finish_reasons.get('length', 0) / one.rows:.0%}" if one.rows else "",
         "not used": f"{sum(one.rejected.values()):,}",
     }
@@ -204,7 +239,7 @@ def _make_table(columns: Sequence[str]) -> Table:
 
 
 def _render_servers(look: RunLook) -> Table:
-    table = _make_table(("server", "answers in 5 min", "tok/s now", "last answer"))
+    table = _make_table(("server", "answers (5 min)", _SPEED, "last answer"))
     for one in look.servers:
         table.add_row(
             Text(one.server or "(not named)"),
@@ -241,7 +276,7 @@ def _describe_state(one: DatasetProgress, idle_s: float | None) -> str:
 
 
 def _describe_tokens(one: DatasetProgress) -> str:
-    """Of the budget; where nothing is generated, conversations done of all."""
+    """Of the budget, where there is one."""
     if one.budget_tokens is None:
-        return f"{shorten(one.rows)}/{'?' if one.prompts is None else shorten(one.prompts)} conv."
+        return shorten(one.completion_tokens)
     return f"{shorten(one.completion_tokens)}/{shorten(one.budget_tokens)}"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.core.pace import SILENT_S, measure_pace
 from tasks.core.problems import Problems, find_problems
 from tasks.core.recent_answers import (
     WINDOW_S,
@@ -17,21 +18,19 @@ from tasks.core.recent_answers import (
     measure_speed,
 )
 from tasks.core.run_file import RUN_FILE
-from tasks.core.run_progress import DatasetProgress, RunProgress, State, estimate_left_tokens, format_duration
+from tasks.core.run_progress import DatasetProgress, RunProgress, State, estimate_left_tokens
 from tasks.core.run_stats import describe_dataset, read_plans
-from tasks.core.stats import PAUSE_S, DatasetPlan, DatasetStats, parse_time
+from tasks.core.stats import DatasetPlan, DatasetStats, parse_time
 from tasks.core.stats_scan import DatasetScan
 
-SILENT_S = PAUSE_S  # without a row for so long, a dataset is taken to have stopped
 CLOCKS_DIFFER_S = 60.0
-_SILENT_ALONE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunLook:
     """What there is to see of a run.
 
-    `stats` are those of the datasets of `progress`, in its order; `idle_s` how long each has had no row,
+    `stats` are those of the datasets of `progress`, in its order; `idle_s` how long each has had no answer,
     None where it has none at all.
     """
 
@@ -68,22 +67,15 @@ class RunLogWatch:
             for plan in plans
         }
         looks = [self._datasets[plan.name].look(plan, at_s) for plan in plans]
-        return RunLook(
-            at_s=at_s,
-            progress=RunProgress(tuple(one.progress for one in looks)),
-            stats=tuple(one.stats for one in looks),
-            idle_s=tuple(one.idle_s for one in looks),
-            servers=tuple(self._describe_servers(looks)),
-            problems=_find_problems(looks),
-        )
+        return to_run_look(looks, self._describe_servers(looks), at_s=at_s)
 
-    def _describe_servers(self, looks: Sequence["_DatasetLook"]) -> list[ServerActivity]:
+    def _describe_servers(self, looks: Sequence["DatasetLook"]) -> list[ServerActivity]:
         now_s = max((one.now_s for one in looks), default=0.0)
         return describe_servers([one.recent for one in self._datasets.values()], now_s=now_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _DatasetLook:
+class DatasetLook:
     """`now_s` is the time by the clock that the rows were written by."""
 
     progress: DatasetProgress
@@ -104,19 +96,19 @@ class _DatasetLogWatch:
         """The answers of the last minutes."""
         return self._scan.recent
 
-    def look(self, plan: DatasetPlan, at_s: float) -> _DatasetLook:
+    def look(self, plan: DatasetPlan, at_s: float) -> DatasetLook:
         """What the logs say now."""
         rows = self._scan.rows
         self._scan.read_new()
         grown, self._looked = self._looked and self._scan.rows > rows, True
         stats = describe_dataset(self._scan, self._folder, plan)
         if stats.last_finished_at is None:
-            return _DatasetLook(describe_progress(stats, plan, None, 0.0), stats, None, at_s)
+            return DatasetLook(describe_progress(stats), stats, None, at_s)
         age_s = at_s - parse_time(stats.last_finished_at)
         self._compare_clocks(age_s, grown=grown)
         now_s, idle_s = at_s - self._clock_ahead_s, age_s - self._clock_ahead_s
         speed = measure_speed(self.recent.since(now_s - WINDOW_S), now_s=now_s)
-        return _DatasetLook(describe_progress(stats, plan, idle_s, speed), stats, idle_s, now_s)
+        return DatasetLook(describe_progress(stats, idle_s, speed), stats, idle_s, now_s)
 
     def _compare_clocks(self, age_s: float, *, grown: bool) -> None:
         """A row that was just written and is minutes old, or not born yet, is of another clock."""
@@ -125,14 +117,29 @@ class _DatasetLogWatch:
         self._clock_ahead_s = min(self._clock_ahead_s, age_s)
 
 
+def to_run_look(looks: Sequence[DatasetLook], servers: Sequence[ServerActivity], *, at_s: float) -> RunLook:
+    """The datasets together."""
+    stats, idle_s = [one.stats for one in looks], [one.idle_s for one in looks]
+    pace = measure_pace(stats)
+    now_s = max((one.now_s for one in looks), default=at_s)
+    return RunLook(
+        at_s=at_s,
+        progress=RunProgress(tuple(one.progress for one in looks), pace),
+        stats=tuple(stats),
+        idle_s=tuple(idle_s),
+        servers=tuple(servers),
+        problems=find_problems(stats, now_s=now_s, idle_s=idle_s, pace=pace),
+    )
+
+
 def describe_progress(
-    stats: DatasetStats, plan: DatasetPlan | None, idle_s: float | None, speed: float
+    stats: DatasetStats, idle_s: float | None = None, speed: float = 0.0
 ) -> DatasetProgress:
-    """Statistics as progress; without a plan there is no cap on the samples, without `idle_s` no row yet."""
-    plan = plan or DatasetPlan(stats.name, stats.budget_tokens)
+    """Statistics as progress; without `idle_s` there is no answer yet, or it does not matter when."""
     state = _find_state(stats, idle_s)
+    is_moving = state == "generating"
     left_tokens = estimate_left_tokens(
-        plan,
+        DatasetPlan(stats.name, stats.budget_tokens, stats.max_samples),
         stats.status,
         rows=stats.rows,
         tokens=stats.completion_tokens,
@@ -150,7 +157,8 @@ def describe_progress(
         left_tokens=left_tokens,
         finish_reasons=stats.finish_reasons,
         rejected=stats.rejected,
-        tokens_per_s=speed if state == "generating" else 0.0,
+        tokens_per_s=speed if is_moving else 0.0,
+        pace=measure_pace([stats]) if is_moving else None,
     )
 
 
@@ -160,15 +168,3 @@ def _find_state(stats: DatasetStats, idle_s: float | None) -> State:
     if idle_s is None:
         return "waiting"
     return "generating" if idle_s < SILENT_S else "stopped"
-
-
-def _find_problems(looks: Sequence[_DatasetLook]) -> Problems:
-    """Those of the statistics, after the datasets that have stopped: one sentence each, or one for many."""
-    found = find_problems([one.stats for one in looks], running=True)
-    silent = [one for one in looks if one.progress.state == "stopped"]
-    stopped = [f"{one.stats.name}: no row for {format_duration(one.idle_s)}" for one in silent]
-    if len(silent) > _SILENT_ALONE:
-        least = format_duration(min(one.idle_s or 0.0 for one in silent))
-        names = ", ".join(one.stats.name for one in silent)
-        stopped = [f"{len(silent)} datasets: no row for {least} or more: {names}"]
-    return Problems([*stopped, *found.trouble], found.notes)

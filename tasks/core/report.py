@@ -15,23 +15,25 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from tasks.core.files import write_bytes_atomically
-from tasks.core.log_watch import SILENT_S, describe_progress
-from tasks.core.problems import Problems, find_problems
+from tasks.core.log_watch import describe_progress
+from tasks.core.pace import Pace, find_idle, measure_pace, select_generated
+from tasks.core.problems import Problems, count_of, describe_pauses, find_problems, is_running
 from tasks.core.report_charts import (
     Chart,
     draw_coverage,
     draw_lengths,
     draw_throughput,
-    format_time,
 )
 from tasks.core.run_file import read_run_file
-from tasks.core.run_progress import RunProgress, format_duration, format_end
-from tasks.core.stats import PAUSE_S, DatasetStats, Gap, find_gaps, parse_time, total_stats
+from tasks.core.run_progress import RunProgress
+from tasks.core.stats import PAUSE_S, DatasetStats, parse_time, total_stats
 from tasks.core.stats_views import describe_status, format_percent
+from tasks.core.times import format_duration, format_end, format_time
 
 REPORT_FILE = "report.html"
 _MANIFEST = Path("export") / "manifest.json"
-_WIDE, _NARROW, _TALL, _LOW = 900.0, 400.0, 200.0, 90.0
+_WIDE, _NARROW, _PHONE, _TALL, _LOW = 900.0, 400.0, 290.0, 200.0, 90.0  # in units of a chart, pixels or less
+_DIFFERENT = 0.1  # of the mean speed from the last hour's; less is no news
 _ASIDE_ROWS = 40
 _ENDINGS = {"stop": "By themselves", "length": "Cut off", "abort": "Ended by the server"}
 
@@ -92,46 +94,46 @@ def render_report(
     ended: bool = False,
 ) -> str:
     """The page as text; `run` is the content of run.json, `manifest` that of the export's, if any."""
-    generated = total_generated(stats)
-    silent_s = _find_silence(total_stats(stats), now)
-    running = not ended and silent_s is not None and silent_s < SILENT_S
-    problems = find_problems(stats, running=running)
+    generated = total_stats(select_generated(stats))
+    pace, now_s = measure_pace(stats), now.timestamp()
+    running = is_running(find_idle(stats, now_s=now_s), ended=ended)
+    problems = find_problems(stats, now_s=now_s, pace=pace, ended=ended)
+    throughput_text = _describe_throughput(generated, pace, now_s=now_s, running=running)
     coverage = read_coverage(manifest)
     return _load_template().render(
         title=_find_title(run, folder),
         folder=folder,
         written=f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        tiles=make_tiles(stats, problems, now=now, running=running),
+        tiles=make_tiles(stats, problems, pace, now=now, running=running),
         problems=problems,
         running=running,
         stats=list(stats),
         total=(total := total_stats(stats)),
         has_unbudgeted=any(one.budget_tokens is None for one in stats) and total.budget_tokens is not None,
         throughput=_draw_throughput(generated),
-        throughput_text=_describe_throughput(generated),
+        throughput_text=throughput_text,
         lengths=_draw_lengths(stats),
         reasons=sorted(total.finish_reasons, key=lambda reason: -total.finish_reasons[reason]),
         endings=_ENDINGS,
         set_aside=list(_list_set_aside(stats)),
         coverage=coverage,
-        coverage_chart=_draw_coverage(coverage),
+        coverage_charts=_draw_coverage(coverage),
         provenance=_list_provenance(run),
         settings=_list_settings(run),
     )
 
 
 def make_tiles(
-    stats: Sequence[DatasetStats], problems: Problems, *, now: datetime, running: bool
+    stats: Sequence[DatasetStats], problems: Problems, pace: Pace | None, *, now: datetime, running: bool
 ) -> list[Tile]:
     """How far, how fast, when done, what went wrong."""
-    progress = RunProgress(tuple(describe_progress(one, None, None, 0.0) for one in stats))
+    progress = RunProgress(tuple(map(describe_progress, stats)))
     total = progress.total
-    count = f"{len(problems.notes)} note{'s' if len(problems.notes) > 1 else ''} below"
-    notes = count if problems.notes else "no dataset needs a look"
+    notes = f"{count_of(len(problems.notes), 'note')} below" if problems.notes else "no dataset needs a look"
     wrong = Tile("What went wrong?", "Nothing", notes, "good")
     if problems.trouble:
-        count = f"{len(problems.trouble)} thing{'s' if len(problems.trouble) > 1 else ''}"
-        wrong = Tile("What went wrong?", count, problems.trouble[0], "bad")
+        things = count_of(len(problems.trouble), "thing")
+        wrong = Tile("What went wrong?", things, problems.trouble[0], "bad")
     return [
         Tile(
             "How far?",
@@ -139,62 +141,56 @@ def make_tiles(
             progress.describe_reached(),
             "good" if total.state == "complete" else "plain",
         ),
-        _make_speed_tile(total_stats(stats)),
-        _make_end_tile(stats, left_tokens=total.left_tokens, now=now, running=running),
+        _make_speed_tile(total_stats(stats), pace),
+        _make_end_tile(stats, pace, left_tokens=total.left_tokens, now=now, running=running),
         wrong,
     ]
 
 
-def _make_speed_tile(total: DatasetStats) -> Tile:
-    speed = total.mean_tokens_per_s
-    if not speed or total.last_finished_at is None:
+def _make_speed_tile(total: DatasetStats, pace: Pace | None) -> Tile:
+    if pace is None or total.last_finished_at is None:
         return Tile("How fast?", "not known", "no answer names its time" if total.rows else "no answer yet")
-    last = format_time(parse_time(total.last_finished_at))
-    return Tile("How fast?", f"{speed:,.0f} tokens/s", f"on average, pauses left out; last answer {last} UTC")
-
-
-def _find_silence(stats: DatasetStats, now: datetime) -> float | None:
-    """Seconds since the last answer; None where no row names its time."""
-    if stats.last_finished_at is None:
-        return None
-    return max(0.0, now.timestamp() - parse_time(stats.last_finished_at))
+    over = f"over the {format_duration(pace.worked_s)} of work so far"
+    if pace.worked_s > pace.measured_s:
+        over = "over the last hour of work"
+    mean, last = pace.mean_tokens_per_s, format_time(parse_time(total.last_finished_at))
+    differs = abs(mean - pace.tokens_per_s) > _DIFFERENT * mean
+    average = f" ({mean:,.0f} on average)" if differs else ""
+    return Tile("How fast?", f"{pace.tokens_per_s:,.0f} tokens/s", f"{over}{average}; last answer {last} UTC")
 
 
 def _make_end_tile(
-    stats: Sequence[DatasetStats], *, left_tokens: float, now: datetime, running: bool
+    stats: Sequence[DatasetStats], pace: Pace | None, *, left_tokens: float, now: datetime, running: bool
 ) -> Tile:
-    question, total = "When done?", total_stats(stats)
-    speed = total.mean_tokens_per_s
-    end = _describe_end(total_generated(stats))
-    if total.status == "exhausted":
-        return Tile(question, "finished", f"short of the budget, for want of prompts: {end}")
-    if total.status == "complete":
+    question, status = "When done?", total_stats(stats).status
+    if status != "incomplete":
+        end = _describe_end(total_stats(select_generated(stats)), pace)
+        if status == "exhausted":
+            return Tile(question, "finished", f"short of the budget, for want of prompts: {end}")
         return Tile(question, "done", end, "good")
-    left_s = left_tokens / speed if left_tokens and speed else None
-    silent_s = _find_silence(total, now)
-    if silent_s is not None and not running:
-        left = f"; {format_duration(left_s)} of work are left" if left_s else ""
-        ago = f"the last answer came {format_duration(silent_s)} before this page was made"
-        return Tile(question, "not running", f"{ago}{left}", "bad")
-    if left_s is None:
+    left_s = None if pace is None else pace.measure_left(left_tokens)
+    left = f"{left_tokens:,.0f} tokens left"
+    if pace is not None and not running:
+        work = f", {format_duration(left_s)} of work at that speed" if left_s else ""
+        return Tile(question, "not running", f"{left}{work}", "bad")
+    if pace is None or not left_tokens:
         return Tile(question, "not known", "nothing to reckon from yet")
+    if left_s is None:
+        worked = format_duration(pace.worked_s)
+        return Tile(question, "too early to tell", f"{left}, after {worked} of work")
     answer, _, clock = format_end(left_s, now_s=now.timestamp()).partition(" (")
-    return Tile(question, answer, f"{clock.rstrip(')')}, with {left_tokens:,.0f} tokens left at that speed")
+    guess = "a first guess: " if pace.is_guess else ""
+    return Tile(question, answer, f"{guess}{clock.rstrip(')')}, with {left} at that speed")
 
 
-def _describe_end(total: DatasetStats) -> str:
-    if total.started_at is None or total.last_finished_at is None:
-        return "the rows name no times"
+def _describe_end(total: DatasetStats, pace: Pace | None) -> str:
+    if pace is None or total.started_at is None or total.last_finished_at is None:
+        return "the answers name no times"
     end_s = parse_time(total.last_finished_at)
     took = format_duration(end_s - parse_time(total.started_at))
-    pauses = sum(gap.seconds for gap in _find_pauses(total))
+    pauses = sum(pause.seconds for pause in pace.pauses)
     within = f", of which {format_duration(pauses)} were pauses" if pauses else ""
     return f"{format_time(end_s)} UTC, after {took}{within}"
-
-
-def total_generated(stats: Sequence[DatasetStats]) -> DatasetStats:
-    """The total of the datasets with a budget: what others have was not made by the servers of this run."""
-    return total_stats([one for one in stats if one.budget_tokens is not None] or stats)
 
 
 def read_coverage(manifest: Any) -> Coverage | None:
@@ -224,34 +220,29 @@ def _read_manifest(output_dir: Path) -> Any:
         return None
 
 
-def _find_pauses(stats: DatasetStats) -> list[Gap]:
-    return find_gaps(stats.tokens_by_time, longer_than_s=PAUSE_S)
-
-
 def _find_title(run: Mapping[str, Any], folder: str) -> str:
     model = str(run.get("fingerprint", {}).get("model") or "")
     return model if model.count("/") < 2 and model else Path(model or folder).name
 
 
-def _draw_throughput(total: DatasetStats) -> Chart | None:
-    return draw_throughput(total.tokens_by_time, width=_WIDE, height=_TALL) if total.tokens_by_time else None
+def _draw_throughput(total: DatasetStats) -> list[tuple[str, Chart]]:
+    """For a screen and for a phone: the class that shows it, and the chart."""
+    tokens = total.tokens_by_time
+    sizes = (("broad", _WIDE), ("phone", _PHONE)) if tokens else ()
+    return [(name, draw_throughput(tokens, width=width, height=_TALL)) for name, width in sizes]
 
 
-def _describe_throughput(total: DatasetStats) -> str:
-    if not total.tokens_by_time:
-        return "No row names the time at which it was there."
+def _describe_throughput(total: DatasetStats, pace: Pace | None, *, now_s: float, running: bool) -> str:
+    if pace is None or not total.tokens_by_time:
+        return "No answer names the time at which it was there."
     first, last = min(total.tokens_by_time), max(total.tokens_by_time)
-    text = f"Answers from {format_time(first)} to {format_time(last)} UTC."
-    pauses = _find_pauses(total)
-    if not pauses:
-        return f"{text} No pause was longer than {format_duration(PAUSE_S)}."
-    longest = pauses[0]
-    count = f"{len(pauses)} pause{'s' if len(pauses) > 1 else ''}"
-    return (
-        f"{text} {count} of more than {format_duration(PAUSE_S)}, the longest "
-        f"{format_duration(longest.seconds)}, from {format_time(longest.start_s)} to "
-        f"{format_time(longest.end_s)} UTC."
-    )
+    has_stopped = total.status == "incomplete" and not running
+    since = f", and none in the {format_duration(now_s - last)} since" if has_stopped else ""
+    text = f"Answers from {format_time(first)} to {format_time(last)} UTC{since}."
+    if pace.pauses:
+        still = describe_pauses(pace.pauses)
+        return f"{text} The run {still}."
+    return text if has_stopped else f"{text} No pause was longer than {format_duration(PAUSE_S)}."
 
 
 def _draw_lengths(stats: Sequence[DatasetStats]) -> list[tuple[DatasetStats, Chart]]:
@@ -283,10 +274,13 @@ def _list_set_aside(stats: Sequence[DatasetStats]) -> Iterator[tuple[str, str, i
     yield from sorted(rows, key=lambda row: (-row[2], row[0], row[1]))[:_ASIDE_ROWS]
 
 
-def _draw_coverage(coverage: Coverage | None) -> Chart | None:
-    if coverage is None:
-        return None
-    return draw_coverage(coverage.curve, chosen=coverage.chosen, width=_WIDE, height=_TALL)
+def _draw_coverage(coverage: Coverage | None) -> list[tuple[str, Chart]]:
+    sizes = (("broad", _WIDE), ("phone", _PHONE)) if coverage else ()
+    return [
+        (name, draw_coverage(coverage.curve, chosen=coverage.chosen, width=width, height=_TALL))
+        for name, width in sizes
+        if coverage
+    ]
 
 
 def _list_provenance(run: Mapping[str, Any]) -> list[tuple[str, str]]:

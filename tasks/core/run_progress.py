@@ -8,10 +8,10 @@ somebody watched count as speed, so that what a resumed dataset had on disk does
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
 from math import inf
 from typing import Any, Literal
 
+from tasks.core.pace import Pace
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import CheckpointMismatchError, Progress
 from tasks.core.stats import (
@@ -24,11 +24,11 @@ from tasks.core.stats import (
     total_reached,
 )
 from tasks.core.stats_views import describe_status, format_counts, format_percent
+from tasks.core.times import format_duration
 
 SPEED_WINDOW_S = 60.0
 FRESH_S = 15.0  # three checkpoints: one that is not older belongs to a dataset that is being generated
 SILENT_S = 60.0
-_WEEKDAY_IS_CLEAR_S = 6 * 86_400
 
 State = Literal["waiting", "generating", "stopped", "complete", "exhausted"]
 
@@ -39,7 +39,8 @@ class DatasetProgress:
 
     `prompts` is None before they are prepared. `rejected` counts the lines of rejected.jsonl by reason.
     `left_tokens` is what is still expected: up to the budget, or less where the prompts or the sample cap
-    end first. `tokens_per_s` is that of the last minutes, 0 where it is not known yet.
+    end first. `tokens_per_s` is that of the last minutes, 0 where it is not known yet or nothing
+    moves; `pace` that of the last hour, where the logs were read.
     """
 
     name: str
@@ -53,6 +54,7 @@ class DatasetProgress:
     finish_reasons: dict[str, int]
     rejected: dict[str, int]
     tokens_per_s: float
+    pace: Pace | None = None
 
     @property
     def is_done(self) -> bool:
@@ -61,18 +63,22 @@ class DatasetProgress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end at the present speed; None when nothing moves."""
+        """Seconds to the end at the speed of the last hour; None when nothing moves or it is too early."""
         if self.is_done:
             return 0.0
-        known = self.left_tokens > 0 and self.tokens_per_s > 0
-        return self.left_tokens / self.tokens_per_s if known else None
+        if self.left_tokens <= 0 or self.tokens_per_s <= 0:
+            return None
+        if self.pace is not None:
+            return self.pace.measure_left(self.left_tokens)
+        return self.left_tokens / self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """All datasets of a run, in its order."""
+    """All datasets of a run, in its order; `pace` is that of all together, where the logs were read."""
 
     datasets: tuple[DatasetProgress, ...]
+    pace: Pace | None = None
 
     @property
     def _budgeted(self) -> list[tuple[DatasetProgress, int]]:
@@ -100,14 +106,15 @@ class RunProgress:
             finish_reasons=_add(one.finish_reasons for one in self.datasets),
             rejected=_add(one.rejected for one in self.datasets),
             tokens_per_s=sum(one.tokens_per_s for one in counted),
+            pace=self.pace,
         )
 
     def describe_done(self) -> str:
-        """How many datasets are done, and how many of these for want of prompts."""
-        done = sum(one.is_done for one in self.datasets)
+        """How many datasets are done, and how many more ended for want of prompts."""
+        done = sum(one.state == "complete" for one in self.datasets)
         out = sum(one.state == "exhausted" for one in self.datasets)
         text = f"{done} of {len(self.datasets)} datasets done"
-        return f"{text} ({out} ran out of prompts)" if out else text
+        return f"{text}, {out} out of prompts" if out else text
 
     def describe_reached(self) -> str:
         """The tokens of all budgets, and how many datasets are done."""
@@ -122,8 +129,9 @@ class RunProgress:
             return self.describe_reached()
         if total.state == "stopped":
             return f"{self.describe_reached()}, stopped"
+        speed = total.tokens_per_s if self.pace is None else self.pace.tokens_per_s
         end = "end not known yet" if total.eta_s is None else f"done in {format_duration(total.eta_s)}"
-        return f"{self.describe_reached()}, {total.tokens_per_s:,.0f} tokens/s now, {end}"
+        return f"{self.describe_reached()}, {speed:,.0f} tokens/s, {end}"
 
     def to_rows(self) -> list[dict[str, str]]:
         """A line per dataset and one for the total, as text: the rows of a Prefect table artifact."""
@@ -285,28 +293,6 @@ _NOTHING = _Reading(
 )  # fmt: skip
 
 
-def format_duration(seconds: float | None, *, units: int = 2) -> str:
-    """A duration for people, in one unit or two; "?" when there is none."""
-    if seconds is None:
-        return "?"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    large, small, names = *divmod(minutes, 60), ("h", "min")
-    if large >= 48:
-        large, small, names = *divmod(round(minutes / 60), 24), ("d", "h")
-    return f"{large} {names[0]} {small} {names[1]}" if small and units > 1 else f"{large} {names[0]}"
-
-
-def format_end(left_s: float, *, now_s: float, zone: tzinfo | None = UTC) -> str:
-    """When something is done: in how long, and at what time of a zone (None is this machine's)."""
-    at = datetime.fromtimestamp(now_s + left_s, UTC).astimezone(zone)
-    day = "%a" if left_s < _WEEKDAY_IS_CLEAR_S else "%a %b %d"
-    return f"in {format_duration(left_s)} (about {at:{day} %H:%M %Z})"
-
-
 def estimate_left_tokens(
     plan: DatasetPlan, status: Status, *, rows: int, tokens: int, settled: int, prompts: int | None
 ) -> float:
@@ -341,9 +327,9 @@ def _to_row(one: DatasetProgress) -> dict[str, str]:
         "reached": format_percent(one.reached_percent),
         "completion tokens": f"{one.completion_tokens:,}",
         "budget": "" if one.budget_tokens is None else f"{one.budget_tokens:,}",
-        "tokens/s now": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
+        "tokens/s (1 min)": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
         "done in": "" if one.is_done else format_duration(one.eta_s),
-        "rows": f"{one.rows:,}",
+        "answers": f"{one.rows:,}",
         "prompts": "" if one.prompts is None else f"{one.prompts:,}",
         "finish reasons": format_counts(one.finish_reasons),
         "not used": format_counts(one.rejected),

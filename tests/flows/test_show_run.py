@@ -54,7 +54,7 @@ def test_a_run_leaves_one_bar_one_table_and_one_link(runner, fake_server):
     assert bar.type == "progress"
     of_b = sum(row["completion_tokens"] for row in runner.rows("b"))  # its ten prompts are no budget
     assert float(bar.data) == pytest.approx(100 * (1500 + of_b) / 3000, abs=0.01)
-    assert "2 of 2 datasets done (1 ran out of prompts)" in bar.description
+    assert "1 of 2 datasets done, 1 out of prompts" in bar.description
     assert {one.flow_run_id for one in (bar, table)} == {link.flow_run_id}
     # other tests' runs have a dataset of this name, on the same Prefect server
     prepared = max(asyncio.run(_read(artifact_key("prepare", "b"))), key=lambda one: one.created)
@@ -64,7 +64,7 @@ def test_a_run_leaves_one_bar_one_table_and_one_link(runner, fake_server):
     rows = {name: runner.rows(name) for name in ("a", "b")}
     for shown, name, state in ((a, "a", "done"), (b, "b", "out of prompts")):
         assert (shown["dataset"], shown["state"]) == (name, state)
-        assert shown["rows"] == str(len(rows[name]))
+        assert shown["answers"] == str(len(rows[name]))
     tokens = sum(row["completion_tokens"] for row in (*rows["a"], *rows["b"]))
     assert total["completion tokens"] == f"{tokens:,}"
     assert str(runner.output_dir / "report.html") in link.data

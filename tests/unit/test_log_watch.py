@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.log_tail import LogTail
-from tasks.core.log_watch import SILENT_S, RunLogWatch
+from tasks.core.log_watch import RunLogWatch
+from tasks.core.pace import SILENT_S
 from tasks.core.records import Rejected, Response
 from tasks.core.run_file import RunFolderError, update_run_file
 from tasks.core.stats_scan import DatasetScan
@@ -161,20 +162,26 @@ def test_a_damaged_run_json_is_an_error(tmp_path):
         RunLogWatch(tmp_path).look(NOW_S)
 
 
-def test_speed_and_end_come_from_the_last_minutes(tmp_path):
-    """400 tokens in the 20 seconds since the first answer began; 600 are left."""
-    start_run(tmp_path)
-    write(tmp_path / "d", answer("old", tokens=0, at_s=NOW_S - 5000))
+def test_speed_comes_from_the_last_minutes_and_the_end_from_the_last_hour(tmp_path):
+    """400 tokens in the 20 seconds since the first answer began, 3,600 in the hour; 6,000 are left."""
+    start_run(tmp_path, d=PLAN | {"budget_tokens": 10_000})
+    for minute in range(60, 6, -1):
+        tokens = 3600 - 400 - 53 if minute == 60 else 1
+        write(tmp_path / "d", answer(str(minute), tokens=tokens, at_s=NOW_S - 10 - 60 * minute))
+    write(tmp_path / "d", answer("later", tokens=400, at_s=NOW_S - 310))
     write(tmp_path / "d", *(answer(name, tokens=200, at_s=NOW_S - 10, latency_s=10) for name in "ab"))
     look = RunLogWatch(tmp_path).look(NOW_S)
     [one] = look.progress.datasets
-    assert (one.state, one.tokens_per_s, one.eta_s) == ("generating", 20.0, 30.0)
+    assert (one.state, one.tokens_per_s) == ("generating", 20.0)
+    assert one.pace == look.progress.pace == look.progress.total.pace
+    assert one.eta_s == look.progress.total.eta_s == one.left_tokens / look.progress.pace.tokens_per_s
+    assert look.progress.pace.tokens_per_s == pytest.approx(4000 / 3600, rel=0.02)
     [server] = look.servers
     assert (server.answers, server.tokens_per_s, server.last_answer_age_s) == (2, 20.0, 10.0)
     assert look.idle_s == (10.0,)
 
 
-def test_a_dataset_without_a_row_for_minutes_has_stopped(tmp_path):
+def test_a_dataset_without_an_answer_for_minutes_has_stopped(tmp_path):
     """It is said for how long; a dataset that is done never stops."""
     start_run(tmp_path, done={"budget_tokens": 10, "max_samples": None}, d=PLAN)
     for name in ("d", "done"):
@@ -185,7 +192,8 @@ def test_a_dataset_without_a_row_for_minutes_has_stopped(tmp_path):
     look = watch.look(NOW_S + SILENT_S)
     assert [one.state for one in look.progress.datasets] == ["stopped", "complete"]
     assert look.progress.total.tokens_per_s == 0
-    assert look.problems.trouble == ["d: no row for 5 min"]
+    expected = "the run stopped at 08:00 UTC, 5 min ago, with 1 of 2 datasets not done: "
+    assert look.problems.trouble == [f"{expected}run the same command again to go on"]
 
 
 @pytest.mark.parametrize("ahead_s", [-4000.0, 0.0, 4000.0])
@@ -210,7 +218,7 @@ def test_finished_conversations_are_done_of_all(tmp_path):
     write(tmp_path / "d", answer("a", tokens=100))
     look = RunLogWatch(tmp_path).look(NOW_S + 5)
     d, free = look.progress.datasets
-    assert (free.reached_percent, free.left_tokens, free.eta_s) == (25, 6000, 6000 / 200)
+    assert (free.reached_percent, free.left_tokens, free.tokens_per_s) == (25, 6000, 200)
     assert (d.tokens_per_s, look.progress.total.tokens_per_s, look.progress.total.reached_percent) == (
         10,
         10,

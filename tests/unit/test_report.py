@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.core.pace import SILENT_S, measure_pace
 from tasks.core.problems import Problems, find_problems
 from tasks.core.records import Rejected, Response
 from tasks.core.report import make_tiles, read_coverage, render_report, write_report
 from tasks.core.report_charts import draw_coverage, draw_lengths, draw_throughput, lay_out_time, nice_ticks
 from tasks.core.run_file import update_run_file
 from tasks.core.run_stats import collect_stats, read_plans
-from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, find_gaps
+from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, Damage, find_gaps
 from tasks.core.stats_scan import scan_dataset
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -33,12 +34,14 @@ MANIFEST = {
 }
 
 
-def make_stats(folder, *, rows=10, tokens=100, budget=1000, reason="stop", name="d", gap_s=0, **changes):
-    """`rows` answers, one every 10 s; the second half comes `gap_s` later."""
+def make_stats(
+    folder, *, rows=10, tokens=100, budget=1000, reason="stop", name="d", gap_s=0, every_s=10, **changes
+):
+    """`rows` answers, one every 10 s or so; the second half comes `gap_s` later."""
     folder.mkdir(exist_ok=True)
     lines = []
     for number in range(rows):
-        at_s = START_S + 10 * number + (gap_s if number >= rows // 2 else 0)
+        at_s = START_S + every_s * number + (gap_s if number >= rows // 2 else 0)
         finished = datetime.fromtimestamp(at_s, UTC).isoformat()
         row = Response(str(number), 0, [1], [2] * tokens, "", reason, 1, tokens, finished_at=finished)
         lines.append(row.to_line())
@@ -50,7 +53,12 @@ def make_stats(folder, *, rows=10, tokens=100, budget=1000, reason="stop", name=
 def tiles_of(*stats, problems=None, after_s=100.0, running=True):
     """The tiles of a page that is made `after_s` after the first answer."""
     now = datetime.fromtimestamp(START_S, UTC) + timedelta(seconds=after_s)
-    return make_tiles(stats, problems or Problems([], []), now=now, running=running)
+    return make_tiles(stats, problems or Problems([], []), measure_pace(stats), now=now, running=running)
+
+
+def problems_of(*stats, after_s=100.0, ended=False):
+    """What is wrong `after_s` after the first answer."""
+    return find_problems(stats, now_s=START_S + after_s, ended=ended)
 
 
 def render(*stats, run=None, manifest=None, folder="/data/run"):
@@ -85,39 +93,83 @@ def test_a_finished_run_is_told_in_four_tiles(tmp_path):
 
 
 def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
-    """What is left at the speed so far, and that it is not done."""
-    stats = make_stats(tmp_path / "d", budget=1200)
-    problems = find_problems([stats])
-    tiles = tiles_of(stats, problems=problems)
-    assert tiles[0].answer == "83.3%"
-    assert tiles[2].answer == "in 18 s"
-    assert tiles[2].detail == "about Fri 08:01 UTC, with 200 tokens left at that speed"
-    expected = "d: not done, 200 tokens short of its budget; run the same command again to go on"
-    assert problems.trouble == [expected]
-    assert (tiles[3].answer, tiles[3].detail) == ("1 thing", problems.trouble[0])
-    [*_, end, _] = tiles_of(stats, after_s=2490.0, running=False)
+    """What is left at the speed of the last hour; and where it stopped, that and what to do, once."""
+    stats = make_stats(tmp_path / "d", budget=1200, every_s=80)
+    far, fast, end, wrong = tiles_of(stats, after_s=725)
+    assert (far.answer, wrong.answer) == ("83.3%", "Nothing")
+    assert fast.detail == "over the 12 min of work so far; last answer Jan 15 08:12 UTC"
+    assert end.answer == "in 2 min"
+    assert end.detail == "about Fri 08:14 UTC, with 200 tokens left at that speed"
+    problems = problems_of(stats, after_s=3180)
+    expected = "the run stopped at 08:12 UTC, 41 min ago, with 1 of 1 datasets not done: "
+    assert problems.trouble == [f"{expected}run the same command again to go on"]
+    [*_, end, wrong] = tiles_of(stats, problems=problems, after_s=3180, running=False)
     assert (end.answer, end.tone) == ("not running", "bad")
-    assert end.detail == "the last answer came 40 min before this page was made; 18 s of work are left"
+    assert end.detail == "200 tokens left, 2 min of work at that speed"
+    assert (wrong.answer, wrong.detail) == ("1 thing", problems.trouble[0])
+
+
+@pytest.mark.parametrize(
+    ("every_s", "answer", "detail"),
+    [
+        (10, "too early to tell", "200 tokens left, after 2 min of work"),
+        (60, "in 2 min", "a first guess: about Fri 08:10 UTC, with 200 tokens left at that speed"),
+    ],
+)
+def test_the_end_of_a_run_that_has_just_begun_is_a_guess(tmp_path, every_s, answer, detail):
+    """Or nothing at all."""
+    [_, _, end, _] = tiles_of(make_stats(tmp_path / "d", budget=1200, every_s=every_s), after_s=545)
+    assert (end.answer, end.detail) == (answer, detail)
+
+
+def test_a_speed_that_fell_is_told(tmp_path):
+    """The tile has the last hour's and the average, a note when it fell, and the end is not too hopeful."""
+    tokens = {START_S + at: 10_000 if at < 7200 else 1000 for at in range(0, 10_800, 10)}
+    times = {"last_finished_at": "2027-01-15T11:00:00Z", "tokens_by_time": tokens}
+    times |= {"completion_tokens": 7_560_000, "prompts": 100}
+    stats = dataclasses.replace(make_stats(tmp_path / "d", budget=10_000_000), **times)
+    _, fast, end, _ = tiles_of(stats, after_s=10_800)
+    assert fast.answer == "100 tokens/s"
+    assert fast.detail == "over the last hour of work (700 on average); last answer Jan 15 11:00 UTC"
+    assert end.answer == "in 6 h 47 min"
+    expected = ["speed fell from 1,000 to 100 tokens/s at about 10:00 UTC"]
+    assert problems_of(stats, after_s=10_800) == Problems([], expected)
+    done = dataclasses.replace(stats, status="complete")
+    assert problems_of(done, after_s=10_800) == Problems([], [])
+
+
+def test_a_dataset_that_stopped_while_others_go_on_is_trouble(tmp_path):
+    """One sentence for each, or one for many."""
+    at_work = make_stats(tmp_path / "d", budget=2000, every_s=100)
+    silent = [make_stats(tmp_path / name, budget=2000, name=name) for name in "abc"]
+    assert problems_of(silent[0], at_work, after_s=990).trouble == ["a: no answer for 15 min"]
+    many = problems_of(*silent, at_work, after_s=990).trouble
+    assert many == ["3 datasets: no answer for 15 min or more: a, b, c"]
+    assert problems_of(*silent, at_work, after_s=SILENT_S).trouble == []
 
 
 @pytest.mark.parametrize(
     ("after_s", "ended", "answer"),
-    [(100, False, "in 18 s"), (100, True, "not running"), (90 + PAUSE_S, False, "not running")],
+    [(800, False, "in 2 min"), (800, True, "not running"), (720 + PAUSE_S, False, "not running")],
 )
 def test_a_page_tells_whether_the_run_is_at_work(tmp_path, after_s, ended, answer):
     """By its last answer, unless whoever writes the page knows that it has ended."""
-    stats, now = make_stats(tmp_path / "d", budget=1200), datetime.fromtimestamp(START_S + after_s, UTC)
+    stats = make_stats(tmp_path / "d", budget=1200, every_s=80)
+    now = datetime.fromtimestamp(START_S + after_s, UTC)
     text = Page(render_report([stats], run={}, manifest=None, folder="f", now=now, ended=ended)).text
     assert f"When done? {answer}" in text
-    assert ("run the same command again" in text) is (answer == "not running")
+    assert text.count("run the same command again") == (2 if answer == "not running" else 0)  # tile and list
+    assert ("No pause was longer" in text) is (answer != "not running")
 
 
 def test_datasets_that_have_not_begun_are_one_thing(tmp_path):
-    """Where the run stopped early, and none while it goes on."""
+    """Where the run ended early, and none while nobody knows."""
     stats = [make_stats(tmp_path / name, rows=0, name=name) for name in "ab"]
-    found = find_problems(stats)
-    assert found.trouble == ["a, b: not begun; run the same command again to go on"]
-    assert find_problems(stats, running=True) == Problems([], [])
+    found = problems_of(*stats, ended=True)
+    assert found.trouble == [
+        "the run ended, with 2 of 2 datasets not done: run the same command again to go on"
+    ]
+    assert problems_of(*stats) == Problems([], [])
     assert [tile.answer for tile in tiles_of(*stats)] == ["0.0%", "not known", "not known", "Nothing"]
 
 
@@ -129,12 +181,13 @@ def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path
         status="incomplete",
     )  # fmt: skip
     expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens"
-    assert find_problems([short], running=True).trouble == [expected]
+    assert problems_of(short).trouble == [expected]
+    assert problems_of(dataclasses.replace(short, max_samples=140)).trouble == []
     changes = {"answered": 150, "rows": 150, "completion_tokens": 15_000, "reached_percent": 25.0}
     out = dataclasses.replace(short, status="exhausted", **changes)
-    far, _, end, _ = tiles_of(out, problems=find_problems([out]))
+    far, _, end, _ = tiles_of(out, problems=problems_of(out))
     assert [(one.answer, one.tone) for one in (far, end)] == [("25.0%", "plain"), ("finished", "plain")]
-    assert "1 of 1 datasets done (1 ran out of prompts)" in far.detail
+    assert "0 of 1 datasets done, 1 out of prompts" in far.detail
 
 
 def test_pauses_are_no_part_of_the_speed(tmp_path):
@@ -143,7 +196,11 @@ def test_pauses_are_no_part_of_the_speed(tmp_path):
     paused = make_stats(tmp_path / "b", gap_s=86_400)
     assert paused.mean_tokens_per_s == pytest.approx(through.mean_tokens_per_s, rel=0.2)
     text = Page(render(paused)).text
-    assert "1 pause of more than 5 min, the longest 24 h" in text
+    assert "The run stood still 24 h (Jan 15 08:00 to Jan 16 08:00 UTC)." in text
+    assert problems_of(paused).notes == ["stood still 24 h (Jan 15 08:00 to Jan 16 08:00 UTC)"]
+    assert problems_of(make_stats(tmp_path / "c", gap_s=800)).notes == []
+    often = problems_of(make_stats(tmp_path / "e", every_s=400)).notes
+    assert often[0].startswith("stood still 9 times for more than 5 min, 58 min in all, the longest 6 min (")
     assert "No answer for 24 h, from Jan 15 08:00 to Jan 16 08:00 UTC 24 h pause" in text
 
 
@@ -162,16 +219,22 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
     ("changes", "words"),
     [
         ({"status": "exhausted", "completion_tokens": 400}, "its prompts are used up, 600 tokens short"),
-        ({"unreadable": 2}, "2 lines of its logs are damaged"),
-        ({"not_token_exact": 3}, "3 rows have no exact token ids"),
+        (
+            {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, 813)}},
+            "2 damaged lines in its raw_responses.jsonl, from line 813; a run stops there: remove them",
+        ),
+        ({"not_token_exact": 3}, "3 answers whose token ids are missing or do not add up"),
         ({"empty": 1}, "1 answers are empty"),
-        ({"finish_reasons": {"length": 6, "stop": 4}}, "60% of its answers were cut off at max_new_tokens"),
+        (
+            {"cut_lengths": {900: 1}, "length_counts": {100: 9, 900: 1}},
+            "10% of its answers (50% of its tokens) were cut off at max_new_tokens 900",
+        ),
         ({"rejected": {"a": 1, "b": 9}}, "prompts without an answer: b 9, a 1"),
     ],
 )
 def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
     """One sentence each."""
-    found = find_problems([make_stats(tmp_path / "d", **changes)])
+    found = problems_of(make_stats(tmp_path / "d", **changes))
     assert [problem.startswith(f"d: {words}") for problem in found.trouble] == [True]
     assert not found.notes
 
@@ -179,7 +242,14 @@ def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"finish_reasons": {"length": 4, "stop": 6}}, "40% of its answers were cut off at max_new_tokens"),
+        (
+            {"cut_lengths": {100: 2, 90: 1}},
+            "30% of its answers (29% of its tokens) were cut off at max_new_tokens 90 or 100",
+        ),
+        (
+            {"cut_lengths": {100: 1, 90: 1, 80: 1}},
+            "30% of its answers (27% of its tokens) were cut off at max_new_tokens",
+        ),
         (
             {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 100, "rejected": 5}},
             "source rows that cannot be used: no_user_turn 5",
@@ -188,7 +258,7 @@ def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
 )
 def test_what_is_only_worth_knowing_is_a_note(tmp_path, changes, words):
     """It does not make a good run look bad."""
-    found = find_problems([make_stats(tmp_path / "d", **changes)])
+    found = problems_of(make_stats(tmp_path / "d", **changes))
     assert (found.trouble, found.notes) == ([], [f"d: {words}"])
 
 
@@ -196,13 +266,13 @@ def test_what_is_only_worth_knowing_is_a_note(tmp_path, changes, words):
     "changes",
     [
         {},
-        {"finish_reasons": {"length": 1, "stop": 99}, "rows": 100},
+        {"cut_lengths": {100: 2}},
         {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 1000, "rejected": 5}},
     ],
 )
 def test_what_is_the_way_of_the_world_is_no_problem(tmp_path, changes):
     """A dataset that is done, a few answers that were cut, a few source rows that are no prompts."""
-    found = find_problems([dataclasses.replace(make_stats(tmp_path / "d"), **changes)])
+    found = problems_of(dataclasses.replace(make_stats(tmp_path / "d"), **changes))
     assert found == Problems([], [])
 
 
@@ -417,6 +487,6 @@ def test_every_chart_is_well_formed(tmp_path):
     """A browser would repair it silently."""
     html = render(make_stats(tmp_path / "d", reason="length"), manifest=MANIFEST)
     charts = ["<svg" + part.split("</svg>")[0] + "</svg>" for part in html.split("<svg")[1:]]
-    assert len(charts) == 5
+    assert len(charts) == 7
     for chart in charts:
         ET.fromstring(chart)  # noqa: S314  our own text
