@@ -8,7 +8,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, find_gaps
 from tasks.core.times import format_duration, format_time
@@ -21,6 +21,7 @@ _WIDTHS_S = (
     *(TIME_BUCKET_S, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE),
     *(HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY),
 )
+_SLIVER = 0.25  # of a bucket
 _DATE_WIDTH, _TIME_WIDTH = 100.0, 64.0  # of a label on the axis of time, with some space
 _SIZE_WIDTH = 34.0
 _SHARE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)  # five of them down from 100%
@@ -112,7 +113,7 @@ def draw_throughput(tokens: Mapping[int, int], *, width: float, height: float) -
     for at, count in tokens.items():
         buckets[at // axis.step_s] = buckets.get(at // axis.step_s, 0) + count
     spans = _find_spans(tokens, axis.step_s)
-    speeds = {at: count / spans[at].worked_s for at, count in buckets.items()}
+    speeds = {at: _measure_speed(at, buckets, spans, least_s=_SLIVER * axis.step_s) for at in buckets}
     y_ticks = nice_ticks(max(speeds.values()))
     bars = [
         Bar(
@@ -156,8 +157,17 @@ def _find_spans(times: Iterable[int], step_s: int) -> dict[int, _Span]:
             begin_s, stop_s = max(start_s, at * step_s), min(end_s, (at + 1) * step_s)
             known = spans.get(at, _Span(begin_s, begin_s, 0.0))
             spans[at] = _Span(known.start_s, stop_s, known.worked_s + stop_s - begin_s)
-    least_s = min(step_s, MINUTE)  # one answer in ten seconds is no speed
-    return {at: replace(span, worked_s=max(span.worked_s, least_s)) for at, span in spans.items()}
+    return spans
+
+
+def _measure_speed(
+    at: int, tokens: Mapping[int, int], spans: Mapping[int, _Span], *, least_s: float
+) -> float:
+    """Tokens a second; of a bucket of hardly any time, where one answer is a peak, with its neighbour."""
+    near = [at]
+    if spans[at].worked_s < least_s:
+        near += [beside for beside in (at - 1, at + 1) if beside in tokens][:1]
+    return sum(tokens[one] for one in near) / sum(spans[one].worked_s for one in near)
 
 
 def lay_out_time(times: Iterable[int], *, width: float) -> "TimeAxis":

@@ -424,6 +424,14 @@ def test_bars_at_the_ends_and_beside_a_pause_are_as_high_as_the_others():
     assert chart.bars[0].text.startswith("Jan 01 00:16 to ")
 
 
+def test_one_answer_at_the_very_end_is_no_peak():
+    """A bar of a few seconds is told with the one beside it."""
+    tokens = dict.fromkeys(range(1_000, 39_610, 10), 500) | {39_610: 20_000}
+    *_, before, last = draw_throughput(tokens, width=900, height=200).bars
+    assert last.text.endswith(" (20,500 tokens)")
+    assert before.height < last.height < 2.5 * before.height
+
+
 def test_the_ticks_of_a_coverage_are_round():
     """Whatever the lowest share is."""
     for least in (0.0, 0.31, 0.55, 0.71, 0.88, 0.93, 0.999):
