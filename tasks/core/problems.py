@@ -1,7 +1,8 @@
 """What somebody who looks at a run should know is wrong.
 
-Knows statistics and words; does not know where they are shown. Invariant: a sentence names the dataset,
-and nothing is named that needs no look; what is true of every large source is a note, no trouble.
+Knows statistics and words; does not know where they are shown. Invariant: a sentence names its dataset, if
+it is not of the whole run, and nothing is named that needs no look; what is true of every large source is a
+note, no trouble.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -243,9 +243,10 @@ def mean_speed(started: float | None, last: float | None, tokens_by_time: Mappin
 
 def find_gaps(tokens: Iterable[int], *, longer_than_s: float) -> list[Gap]:
     """Times between two buckets of answers, the longest first."""
-    ordered = sorted(tokens)
-    gaps = (Gap(a + TIME_BUCKET_S, b) for a, b in itertools.pairwise(ordered))
-    return sorted((gap for gap in gaps if gap.seconds > longer_than_s), key=lambda gap: -gap.seconds)
+    least_s = longer_than_s + TIME_BUCKET_S
+    pairs = itertools.pairwise(sorted(tokens))
+    gaps = [Gap(a + TIME_BUCKET_S, b) for a, b in pairs if b - a > least_s]
+    return sorted(gaps, key=lambda gap: -gap.seconds)
 
 
 def parse_time(text: str) -> float:

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from tasks.core.log_tail import LogTail
 from tasks.core.log_watch import RunLogWatch
-from tasks.core.pace import SILENT_S
+from tasks.core.pace import SILENT_S, measure_pace
+from tasks.core.problems import find_problems, is_running
 from tasks.core.records import Rejected, Response
+from tasks.core.report import make_tiles
 from tasks.core.run_file import RunFolderError, update_run_file
+from tasks.core.run_stats import collect_stats, read_plans
 from tasks.core.stats_scan import DatasetScan
+from tasks.core.times import format_end
 
 NOW_S = 1_800_000_000.0
 PLAN = {"budget_tokens": 1000, "max_samples": None}
@@ -224,3 +228,24 @@ def test_finished_conversations_are_done_of_all(tmp_path):
         10,
         10,
     )
+
+
+@pytest.mark.parametrize("after_s", [0, 60, SILENT_S])
+def test_a_monitor_and_a_report_of_one_run_agree(tmp_path, after_s):
+    """On the end and on what went wrong, where a cap comes first, a dataset is silent, or all stopped."""
+    start_run(tmp_path, capped=PLAN | {"budget_tokens": 10**6, "max_samples": 300}, old=PLAN, d=PLAN)
+    for name, ends_s, count in (("capped", 0, 100), ("d", 30, 80), ("old", 3000, 5)):
+        lines = [answer(str(n), at_s=NOW_S - ends_s - 20 * n, finish_reason="length") for n in range(count)]
+        write(tmp_path / name, *lines)
+    look = RunLogWatch(tmp_path).look(NOW_S + after_s)
+    stats, now = collect_stats(tmp_path, read_plans(tmp_path)), datetime.fromtimestamp(NOW_S + after_s, UTC)
+    pace, problems = measure_pace(stats), find_problems(stats, now_s=NOW_S + after_s)
+    assert look.progress.pace == pace
+    assert look.problems == problems
+    end = make_tiles(stats, problems, pace, now=now, running=is_running(look.idle_s))[2]
+    if after_s < SILENT_S:
+        assert format_end(look.progress.total.eta_s, now_s=look.at_s).startswith(end.answer)
+        assert problems.trouble[0].startswith("old: no answer for 5")
+    else:
+        assert (end.answer, look.progress.total.eta_s) == ("not running", None)
+        assert problems.trouble[0].startswith("the run stopped at 08:00 UTC, 5 min ago, with 3 of 3")
