@@ -226,8 +226,8 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
         ({"not_token_exact": 3}, "3 answers whose token ids are missing or do not add up"),
         ({"empty": 1}, "1 answers are empty"),
         (
-            {"cut_lengths": {900: 1}, "length_counts": {100: 9, 900: 1}},
-            "10% of its answers (50% of its tokens) were cut off at max_new_tokens 900",
+            {"cut_lengths": {900: 2}, "length_counts": {100: 8, 900: 2}},
+            "20% of its answers (69% of its tokens) were cut off at max_new_tokens 900",
         ),
         ({"rejected": {"a": 1, "b": 9}}, "prompts without an answer: b 9, a 1"),
     ],
