@@ -59,7 +59,7 @@ def test_a_run_is_counted_and_exported_by_itself(runner, fake_server):
     artifacts = {one.type: one for one in asyncio.run(_read_artifacts(counted[0]))}
     assert set(artifacts) == {"table", "markdown"}
     table = artifacts["table"]
-    assert [(line["dataset"], line["rows"]) for line in json.loads(table.data)] == [
+    assert [(line["dataset"], line["answers"]) for line in json.loads(table.data)] == [
         ("a", str(rows)),
         ("total", str(rows)),
     ]
