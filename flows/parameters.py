@@ -361,7 +361,7 @@ def _describe(section: BaseModel, indent: str) -> list[str]:
     lines = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        lines.append(f"{indent}# {field.description}")
+        lines += [f"{indent}# {line}" for line in (field.description or "").splitlines()]
         if isinstance(value, BaseModel):
             lines += [f"{indent}{name}:", *_describe(value, indent + "  ")]
         else:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from run_support import DRAFTMILL, Runner, write_prompts
 from typer.testing import CliRunner
 
@@ -289,3 +290,4 @@ def test_every_parameter_is_described(offline):
     for name in ("max_tokens_per_dataset: 10000000", "temperature: 1.0", "concurrency: 150", "adapter:"):
         assert name in text
     assert "None" not in text
+    assert yaml.safe_load(text)["max_tokens_per_dataset"] == 10000000, "it is one to start from"
