@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from tasks.core.prepare import PrepareOptions, PrepareReport
 from tasks.core.prepare import prepare_prompts as prepare
 from tasks.core.prompt_lengths import PromptLengths
 from tasks.core.run_file import update_run_file
-from tasks.core.sources import hash_source, resolve_source
+from tasks.core.sources import hash_source, resolve_source, watch_source
 from tasks.prompt_lengths import find_lengths
 from tasks.session import find_session
 
@@ -73,7 +74,11 @@ class PrepareRequest:
 @task(name="prepare-prompts", cache_policy=NO_CACHE, persist_result=False)
 async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
     """Prepare one dataset in a worker thread; returns what became of its rows."""
-    report = await asyncio.to_thread(_prepare, request)
+    stop = threading.Event()
+    try:
+        report = await asyncio.to_thread(_prepare, request, stop)
+    finally:
+        stop.set()  # when we are cancelled the thread goes on, and the process would wait for it
     logger.info(
         "%s: %d rows are %d prompts, %d duplicates and %d rejected%s%s",
         request.options.name, report.rows_read, report.prompts, report.duplicates,
@@ -107,9 +112,10 @@ async def _show(name: str, report: PrepareReport, lengths: PromptLengths | None)
     )
 
 
-def _prepare(request: PrepareRequest) -> PrepareReport:
+def _prepare(request: PrepareRequest, stop: threading.Event) -> PrepareReport:
     """The fingerprint is checked before anything is written: a refused change leaves the folder as it is."""
     source = resolve_source(request.source, base=Path.cwd())
+    check_source = watch_source(source)
     source_sha256 = hash_source(source, cache_folder=request.output_dir)
     with hold_folder_lock(request.folder):
         update_run_file(
@@ -119,4 +125,11 @@ def _prepare(request: PrepareRequest) -> PrepareReport:
             now=datetime.now(UTC).isoformat(timespec="seconds"),
             accept_changed=request.accept_changed,
         )
-        return prepare(request.folder, source, options=request.options, source_sha256=source_sha256)
+        return prepare(
+            request.folder,
+            source,
+            options=request.options,
+            source_sha256=source_sha256,
+            check_source=check_source,
+            is_stopped=stop.is_set,
+        )

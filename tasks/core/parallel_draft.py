@@ -74,8 +74,8 @@ def draft_source(
         yield from step
 
 
-def copy_kept(draft: PromptDraft, path: Path, workers: Sequence[Worker]) -> None:
-    """Write the kept lines to a file that is there and empty, in dispatch order.
+def copy_kept(draft: PromptDraft, path: Path, workers: Sequence[Worker]) -> Iterator[None]:
+    """Write the kept lines to a file that is there and empty, in dispatch order, some with each step.
 
     Raises:
         WorkerDiedError: one was killed.
@@ -87,8 +87,10 @@ def copy_kept(draft: PromptDraft, path: Path, workers: Sequence[Worker]) -> None
         worker.send(Desk.copy, kept, path, end)
         waiting.append(worker)
         end += int(kept.sizes.sum())
+        yield
     for worker in waiting:
         worker.receive()
+        yield
 
 
 class Desk:

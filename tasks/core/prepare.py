@@ -10,9 +10,10 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tasks.core.files import name_in_errors, remove_stale_temps, replace_atomically, write_json_atomically
 from tasks.core.parallel_draft import copy_kept, draft_source, start_workers
@@ -40,9 +41,15 @@ PROMPTS = "prompts.jsonl"
 REPORT = "prepare.json"
 _DRAFT = ".prompts.draft"
 
+_Step = TypeVar("_Step")
+
 
 class EmptyDatasetError(ValueError):
     """A source without a single usable prompt."""
+
+
+class PreparationStoppedError(RuntimeError):
+    """Nobody waits for the prompts any more; what was prepared before is as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +70,29 @@ class PrepareReport:
 
 
 def prepare_prompts(
-    folder: Path, sources: Source, *, options: PrepareOptions, source_sha256: str
+    folder: Path,
+    sources: Source,
+    *,
+    options: PrepareOptions,
+    source_sha256: str,
+    check_source: Callable[[], None] = lambda: None,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> PrepareReport:
     """Write `<folder>/prompts.jsonl`, its index and prepare.json; keep them when they are up to date.
 
     Hold the dataset's lock: rejected.jsonl is rewritten, with what generation set aside kept.
 
+    Args:
+        folder: Of the dataset.
+        sources: What `resolve_source` found.
+        options: What becomes of its rows.
+        source_sha256: What it hashed to.
+        check_source: Raises where it is not what was hashed; called when all of it was read.
+        is_stopped: Whether to give up; asked again and again.
+
     Raises:
         EmptyDatasetError: no row became a prompt; says what became of them.
+        PreparationStoppedError: it was stopped.
         SourceError: a file that is no data at all.
         WorkerDiedError: a process that prepares rows of a large source was killed.
     """
@@ -81,7 +103,9 @@ def prepare_prompts(
     for _ in _read_set_aside(folder):
         pass  # a damaged line is found before anything is written
     with _open_draft(folder, options) as draft, start_workers(sources, options, draft) as workers:
-        rejected = _collect(draft_source(sources, options, draft, workers), folder / _DRAFT / REJECTED)
+        rows = _go_on(draft_source(sources, options, draft, workers), is_stopped)
+        rejected = _collect(rows, folder / _DRAFT / REJECTED)
+        check_source()
         draft.settle(max_prompts=options.max_prompts)
         report = PrepareReport(
             key=key,
@@ -100,7 +124,7 @@ def prepare_prompts(
                 f"({why}); check its source and its adapter "
                 f"{options.adapter!r}"
             )
-        _write_prompts(folder, draft, workers, own_history=options.shape == "each")
+        _write_prompts(folder, draft, workers, is_stopped, own_history=options.shape == "each")
         _write_rejected(folder, folder / _DRAFT / REJECTED)
     write_json_atomically(folder / REPORT, dataclasses.asdict(report))
     return report
@@ -150,6 +174,14 @@ def _open_draft(folder: Path, options: PrepareOptions) -> Iterator[PromptDraft]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def _go_on(steps: Iterable[_Step], is_stopped: Callable[[], bool]) -> Iterator[_Step]:
+    """The same, until it is stopped."""
+    for step in steps:
+        if is_stopped():
+            raise PreparationStoppedError("the preparation was stopped; nothing was changed")
+        yield step
+
+
 def _collect(rejected: Iterable[list[tuple[str, bytes]]], path: Path) -> Counter[str]:
     """Write the rejected rows to a file; returns how many they are by reason."""
     reasons: Counter[str] = Counter()
@@ -161,12 +193,20 @@ def _collect(rejected: Iterable[list[tuple[str, bytes]]], path: Path) -> Counter
     return reasons
 
 
-def _write_prompts(folder: Path, draft: PromptDraft, workers: Sequence[Worker], *, own_history: bool) -> None:
+def _write_prompts(
+    folder: Path,
+    draft: PromptDraft,
+    workers: Sequence[Worker],
+    is_stopped: Callable[[], bool],
+    *,
+    own_history: bool,
+) -> None:
     with replace_atomically(folder / PROMPTS) as out:
         if workers:
-            copy_kept(draft, Path(out.name), workers)
+            for _ in _go_on(copy_kept(draft, Path(out.name), workers), is_stopped):
+                pass
         else:
-            out.writelines(draft.read_lines())
+            out.writelines(_go_on(draft.read_lines(), is_stopped))
         (folder / REPORT).unlink(missing_ok=True)  # a crash from here on must not leave a stale key
     write_entries(folder / PROMPTS, draft.make_entries(own_history=own_history))
 

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core import parallel_draft
-from tasks.core.prepare import EmptyDatasetError, PrepareOptions, prepare_prompts
+from tasks.core.prepare import EmptyDatasetError, PreparationStoppedError, PrepareOptions, prepare_prompts
 from tasks.core.prompt_draft import PromptDraft
 from tasks.core.response_log import REJECTED
-from tasks.core.sources import SourceError, iter_rows, stretches
+from tasks.core.sources import SourceError, iter_rows, stretches, watch_source
 from tasks.core.worker_process import WorkerDiedError
 
 OPTIONS = PrepareOptions(name="B2_code", adapter="messages", seed=7, shape="each", system_prompt="Be kind.")
@@ -105,10 +105,11 @@ def prepare_by_one(folder, paths, **changes):
         return prepare(folder, paths, **changes)
 
 
-def find_children(pid):
-    """The processes that a process has started and not waited for."""
+def find_workers(pid):
+    """The workers that a process has started and not waited for; it may have other children."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    return [int(pid) for pid in children if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_processes_of_their_own_do_it_too(tmp_path, small):
         return await asyncio.to_thread(prepare, tmp_path / "several", paths)
 
     assert asyncio.run(prepare_in_thread()) == prepare_by_one(tmp_path / "one", paths)
-    assert find_children(os.getpid()) == []
+    assert find_workers(os.getpid()) == []
 
 
 def test_a_small_source_starts_no_process(tmp_path, monkeypatch):
@@ -196,11 +197,11 @@ def test_a_small_source_starts_no_process(tmp_path, monkeypatch):
 
 
 def kill_one(*_):
-    os.kill(find_children(os.getpid())[0], signal.SIGKILL)
+    os.kill(find_workers(os.getpid())[0], signal.SIGKILL)
 
 
 def fill_disk(*_):
-    for pid in find_children(os.getpid()):
+    for pid in find_workers(os.getpid()):
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, 1))
 
 
@@ -223,8 +224,57 @@ def test_what_befalls_a_worker_is_named_and_changes_nothing(tmp_path, small, mon
         with pytest.raises((WorkerDiedError, OSError), match=error):
             prepare(folder, [path], seed=8)
     assert read_files(folder) == before
-    assert find_children(os.getpid()) == []
+    assert find_workers(os.getpid()) == []
     assert prepare(folder, [path], seed=8) == prepare_by_one(tmp_path / "fresh", [path], seed=8)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("stage", ["drafted", "copied"])
+def test_a_preparation_that_is_stopped_ends(tmp_path, small, monkeypatch, cores, stage):
+    """While rows are drafted or copied; what was there stays, and no process is left."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
+    path, folder = write(tmp_path, "a.jsonl", MIXED * 9), tmp_path / "B2"
+    before = prepare_by_one(folder, [path])
+    settle, stages = PromptDraft.settle, ["drafted"]
+    monkeypatch.setattr(
+        PromptDraft, "settle", lambda *args, **kwargs: (stages.append("copied"), settle(*args, **kwargs))[1]
+    )
+    with pytest.raises(PreparationStoppedError):
+        prepare_prompts(
+            folder,
+            [path],
+            options=dataclasses.replace(OPTIONS, seed=8),
+            source_sha256="0",
+            is_stopped=lambda: stages[-1] == stage,
+        )
+    assert stages[-1] == stage
+    assert read_files(folder) == before
+    assert find_workers(os.getpid()) == []
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("size", [1000, 0])
+def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, small, monkeypatch, cores, size):
+    """Cut or added to: what was read is not what was hashed, and is not kept."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
+    path, folder = write(tmp_path, "a.jsonl", MIXED * 9), tmp_path / "B2"
+    before = prepare_by_one(folder, [path])
+    check_source = watch_source([path])
+    size = size or path.stat().st_size + 100
+
+    def change():
+        os.truncate(path, size)
+
+    with pytest.raises(SourceError, match=r"a\.jsonl: changed while it was read; nothing was prepared"):
+        prepare_prompts(
+            folder,
+            [path],
+            options=dataclasses.replace(OPTIONS, seed=8),
+            source_sha256="0",
+            check_source=check_source,
+            is_stopped=change,
+        )
+    assert read_files(folder) == before
 
 
 def test_a_worker_that_fails_is_named(tmp_path, small):
@@ -261,7 +311,7 @@ def test_no_worker_outlives_its_parent(tmp_path, sent):
     )
     with parent:
         assert parent.stdout.readline() == b"ready\n"
-        workers = find_children(parent.pid)
+        workers = find_workers(parent.pid)
         parent.send_signal(sent)
         said = parent.stderr.read().decode()  # to the end: the workers have it open, too
     assert len(workers) == 2

@@ -5,10 +5,11 @@ row comes out once, in order, as a row or as a malformed row with its place; mem
 source.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tasks.core.sources.files import find_files, hash_files, to_data_files
+from tasks.core.sources.files import find_changed, find_files, hash_files, to_data_files
+from tasks.core.sources.hash_cache import look_at
 from tasks.core.sources.hub import (
     HubDataset,
     find_dataset,
@@ -34,6 +35,7 @@ __all__ = [
     "name_empty",
     "resolve_source",
     "spell_hub_source",
+    "watch_source",
 ]
 
 Source = Sequence[Path] | HubDataset
@@ -70,6 +72,22 @@ def iter_rows(source: Source) -> Iterator[SourceRow | MalformedRow]:
         return
     for file in to_data_files(source):
         yield from read_file(file)
+
+
+def watch_source(source: Source) -> Callable[[], None]:
+    """Look at the files; what is returned looks again, and raises SourceError where one has changed."""
+    paths = [] if isinstance(source, HubDataset) else source
+    looks = [look_at(path) for path in paths]
+
+    def check() -> None:
+        if changed := find_changed(paths, looks):
+            names = ", ".join(map(str, changed[:3]))
+            raise SourceError(
+                f"{names}: changed while it was read; nothing was prepared: run the same command again when "
+                "nothing writes to it"
+            )
+
+    return check
 
 
 def name_empty(source: Source) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from tasks.core.sources.hash_cache import HashCache, hash_file
+from tasks.core.sources.hash_cache import HashCache, hash_file, look_at
 from tasks.core.sources.readers import DataFile, expected_files, suffix_of
 from tasks.core.sources.rows import SourceError
 
@@ -75,6 +75,12 @@ def hash_files(paths: Sequence[Path], *, cache_folder: Path | None = None) -> st
         digests = [(path.name, cache.hash_file(path)) for path in paths]
         cache.save()
     return hashlib.sha256(orjson.dumps(sorted(digests))).hexdigest()
+
+
+def find_changed(paths: Sequence[Path], looks: Sequence[list[int]]) -> list[Path]:
+    """The files that are not what they were at an earlier `look_at`."""
+    looked = zip(paths, looks, strict=True)
+    return [path for path, look in looked if not path.exists() or look_at(path) != look]
 
 
 def _list_files(folder: Path) -> list[Path]:
