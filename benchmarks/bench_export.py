@@ -3,8 +3,9 @@
 Ten datasets with the lengths of the catalog's, ids as frequent as words are (Zipf) over 163,840; one is a
 quarter of several turns and one is trajectories. Each step runs in a process of its own.
 
-On 2 cores that nothing else uses: parsing 4.6 s, the export 12 s (17 s of CPU) and 350 MiB. Where others use
-them too, the ratio says little: the parsing needs one core, the export two.
+On 2 cores that nothing else uses, four runs: parsing 3.8 to 4.4 s, the export 12.4 to 13.6 s (17 to 19 s of
+CPU), 3.0 to 3.5 times as long, and 320 to 345 MiB. Where others use them too, the ratio says little: the
+parsing needs one core, the export two.
 
 Usage: python benchmarks/bench_export.py [--quick] [--folder FOLDER]
 """

@@ -9,10 +9,10 @@ whose rows are all rejected, all duplicates, or all of one id.
 Memory does not grow with the size of a row, only by what is held of each: its place and size in the draft,
 two hashes, its number of answers, and for a moment where it stands in the order.
 
-On two cores that had other work to do, too (best of three rounds): of CPU, a conversation takes 26 us by one
-process and 28 by two workers, a question 13 by either, of which reading and parsing are 5.4 and 0.9. By wall
-clock c/a is 5.9 and 3.1 for conversations; with 300,000 of them, in quieter minutes, 2.8. For questions it is
-over 15: the target is one for large rows.
+On two cores that nothing else uses (best of two rounds): of CPU, a conversation takes 29 us by one
+process and 31 by two workers, a question 12 by either, of which reading and parsing are 5.7 and 0.9. By
+wall clock c/a is 5.3 and 3.0 for conversations, 13.6 and 7.4 for questions: the target is one for large
+rows.
 
 Usage: python benchmarks/bench_prepare.py [--quick] [--rows N] [--rounds N] [--odd] [--folder FOLDER]
 """
