@@ -6,6 +6,7 @@ Invariant: the same rows in the same order give the same batches, and memory hol
 
 import hashlib
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -144,10 +145,12 @@ class HashedFile(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Close it, once."""
+        """Close it, once; it is on the disk then, where waiting for all files at the end would take longer."""
         if not self.closed:
             try:
-                self._file.close()
+                with self._file:
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
                 self.entry.sha256 = self._hash.hexdigest()
             finally:
                 super().close()
