@@ -3,9 +3,9 @@
 Ten datasets with the lengths of the catalog's, ids as frequent as words are (Zipf) over 163,840; one is a
 quarter of several turns and one is trajectories. Each step runs in a process of its own.
 
-On 2 cores that nothing else uses, four runs: parsing 3.8 to 4.4 s, the export 12.4 to 13.6 s (17 to 19 s of
-CPU), 3.0 to 3.5 times as long, and 320 to 345 MiB. Where others use them too, the ratio says little: the
-parsing needs one core, the export two.
+On 2 cores that nothing else uses, three runs: parsing 3.7 to 4.1 s, the export 9.0 to 9.6 s (16 s of CPU),
+2.3 to 2.5 times as long, and 380 MiB in two processes. Where others use the cores too, the ratio says
+little: the parsing needs one, the export both.
 
 Usage: python benchmarks/bench_export.py [--quick] [--folder FOLDER]
 """
@@ -15,15 +15,13 @@ import contextlib
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from bench_support import read_peak_rss_mib, run_apart
+from bench_support import ProcessClock, run_apart
 
 from flows.parameters import Export
 from tasks.core.export import export_run
@@ -65,12 +63,17 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One step in its process: seconds on the clock and of CPU, peak memory, and what it found."""
+    """One step: seconds on the clock and of CPU, peak memory of its processes, and what it found."""
 
     wall_s: float
     cpu_s: float
     rss_mib: float
     found: Any
+
+    @classmethod
+    def of(cls, clock: ProcessClock, found: Any) -> "Measured":
+        """What the clock has measured."""
+        return cls(clock.wall_s, clock.cpu_s, clock.peak_mib, found)
 
 
 def write_logs(folder: Path, tokens: int) -> int:
@@ -118,37 +121,25 @@ def _make_row(shape: Shape, number: int, ids: np.ndarray, n_prompt: int) -> dict
 
 def parse_logs(folder: Path) -> Measured:
     """Read and parse every line, and nothing else."""
-    with _measure() as measured:
+    with ProcessClock() as clock:
         rows = 0
         for shape in SHAPES:
             for _, line in read_lines(folder / shape.name / RESPONSES):
                 orjson.loads(line)
                 rows += 1
-    return measured(rows)
+    return Measured.of(clock, rows)
 
 
 def export_logs(folder: Path) -> Measured:
     """Export everything in the formats that a run has by default."""
-    with _measure() as measured:
+    with ProcessClock() as clock:
         report = export_run(
             datasets=[ExportDataset(shape.name, folder / shape.name, "complete") for shape in SHAPES],
             out_dir=folder / "export", eval_fraction=0.02, seed=0, formats=_FORMATS,
             draft_vocab_size=DRAFT_VOCAB_SIZE, target=Target("bench", VOCAB_SIZE), provenance={},
         )  # fmt: skip
     sizes = {name: sum(file.bytes for file in report.files if file.format == name) for name in _FORMATS}
-    return measured((report.total.rows, report.total.tokens, sizes, report.unchanged))
-
-
-@contextlib.contextmanager
-def _measure() -> Iterator[Any]:
-    wall_s, cpu_s = time.perf_counter(), time.process_time()
-    took: list[float] = []
-
-    def result(found: Any) -> Measured:
-        return Measured(took[0], took[1], read_peak_rss_mib(), found)
-
-    yield result
-    took += [time.perf_counter() - wall_s, time.process_time() - cpu_s]
+    return Measured.of(clock, (report.total.rows, report.total.tokens, sizes, report.unchanged))
 
 
 def main() -> None:

@@ -21,9 +21,8 @@ import argparse
 import os
 import random
 import shutil
+import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -31,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from bench_support import run_apart
+from bench_support import ProcessClock, run_apart
 
-from tasks.core import parallel_draft
+from tasks.core import parallel_draft, worker_process
 from tasks.core.prepare import PrepareOptions, prepare_prompts
 
 TARGET_RATIO = 3.0
@@ -73,65 +72,25 @@ def make_source(path: Path, kind: str, rows: int) -> None:
 
 def measure_parsing(path: Path) -> Measured:
     """Read and parse, and keep nothing."""
-    with _Clock() as clock, path.open("rb", buffering=1 << 18) as lines:
+    with ProcessClock() as clock, path.open("rb", buffering=1 << 18) as lines:
         rows = 0
         for line in lines:
             orjson.loads(line)
             rows += 1
-    return clock.to_measured(rows)
+    return Measured(rows, clock.wall_s, clock.cpu_s, clock.peak_mib)
 
 
 def measure_preparing(path: Path, folder: Path, workers: int) -> Measured:
     """Prepare into a folder that is removed again; with one worker, it is this process."""
     options = PrepareOptions(name="bench", adapter="messages", seed=0)
-    parallel_draft.LEAST_BYTES, parallel_draft.MOST_WORKERS = 0, workers
+    worker_process.LEAST_BYTES = 0 if workers > 1 else sys.maxsize
+    parallel_draft.MOST_WORKERS = workers
     try:
-        with _Clock() as clock:
+        with ProcessClock() as clock:
             report = prepare_prompts(folder, [path], options=options, source_sha256="bench")
-        return clock.to_measured(report.rows_read)
+        return Measured(report.rows_read, clock.wall_s, clock.cpu_s, clock.peak_mib)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Clock:
-    """Times this process and its children, and looks at their memory twenty times a second."""
-
-    def __enter__(self) -> "_Clock":
-        self._peak_kib = 0
-        self._done = threading.Event()
-        self._watch = threading.Thread(target=self._watch_memory)
-        self._watch.start()
-        self._started_s, self._started_cpu_s = time.perf_counter(), sum(os.times()[:4])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._wall_s, self._cpu_s = (
-            time.perf_counter() - self._started_s,
-            sum(os.times()[:4]) - self._started_cpu_s,
-        )
-        self._done.set()
-        self._watch.join()
-
-    def to_measured(self, rows: int) -> Measured:
-        """What went through so many rows."""
-        return Measured(rows, self._wall_s, self._cpu_s, self._peak_kib / 1024)
-
-    def _watch_memory(self) -> None:
-        while not self._done.wait(0.05):
-            self._peak_kib = max(self._peak_kib, sum(map(_read_rss_kib, ["self", *_list_children()])))
-
-
-def _list_children() -> list[str]:
-    return [
-        pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-    ]
-
-
-def _read_rss_kib(pid: str) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/status").read_text(encoding="ascii").split("VmRSS:")[1].split()[0])
-    except (OSError, IndexError):  # it has ended
-        return 0
 
 
 def _make_conversations() -> Iterator[dict[str, Any]]:

@@ -6,21 +6,19 @@ the same bytes; a row is exported or counted with the reason why not; a reader s
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.core.contamination import EvalFile, EvalIndex, EvalSetError, describe_files
+from tasks.core.contamination import EvalFile, EvalSetError, describe_files
 from tasks.core.export_arrow import TOKENS_PER_SHARD, ArrowSink
+from tasks.core.export_batches import ReadCounts, Reading, read_batches
 from tasks.core.export_configs import Target, write_configs
 from tasks.core.export_conversations import ConversationSink, Retokenizer, describe_retokenizer
-from tasks.core.export_duplicates import ExactDuplicates
 from tasks.core.export_files import (
     TOKENS_PER_GROUP,
-    Batcher,
     ExportError,
     ExportInputError,
-    ExportRow,
     FileEntry,
     RowBatch,
     Sink,
@@ -30,27 +28,24 @@ from tasks.core.export_jsonl import JsonlSink
 from tasks.core.export_key import Rules, build_key
 from tasks.core.export_parquet import ParquetSink
 from tasks.core.export_report import (
-    LENGTH_LIMITS,
     MANIFEST,
-    DatasetCount,
     ExportReport,
-    LengthLoss,
     Totals,
     build_card,
     build_manifest,
     read_unchanged,
 )
-from tasks.core.export_rows import ExportDataset, RowFilter, hash_logs, hash_prompts, read_export_rows
+from tasks.core.export_rows import ExportDataset, hash_logs, hash_prompts
 from tasks.core.export_threads import BackgroundSink
 from tasks.core.export_vocab import VocabSink
 from tasks.core.files import dump_json
 from tasks.core.folders import FolderError, fill_folder, hold_folder, owned_folders
-from tasks.core.split import SPLITS, assign_split
+from tasks.core.split import SPLITS
 from tasks.core.vocab import check_draft_vocab_size
+from tasks.core.worker_process import WorkerDiedError
 
 FORMATS = ("parquet", "jsonl", "arrow", "vocab", "conversations")
 _ROW_FORMATS = FORMATS[:3]
-_REPORT_ROWS = 1000
 
 
 def export_run(
@@ -69,7 +64,6 @@ def export_run(
     rows_per_file: int | None = None,
     tokens_per_group: int = TOKENS_PER_GROUP,
     tokens_per_shard: int = TOKENS_PER_SHARD,
-    on_rows: Callable[[int], None] | None = None,
 ) -> ExportReport:
     """Write, check and swap in an export of these datasets, in this order; nothing where it is there already.
 
@@ -88,7 +82,6 @@ def export_run(
         rows_per_file: starts another Parquet file after so many rows of a split.
         tokens_per_group: bounds a Parquet row group and an Arrow batch, and with them the memory.
         tokens_per_shard: bounds an Arrow file.
-        on_rows: told the number of rows exported so far, every 1,000 rows.
 
     Raises:
         ValueError: an unknown format, a number out of range, or two datasets of one name.
@@ -119,28 +112,22 @@ def export_run(
         key = build_key(rules, target, provenance, datasets, digests, prompts=prompts, retokenizer=described)
         if (found := read_unchanged(out_dir, key)) is not None:
             return found
-        report = ExportReport(
-            out_dir=out_dir,
-            splits={split: Totals() for split in SPLITS},
-            datasets=[DatasetCount(d.name, d.status, d.kind) for d in datasets],
-            length_losses=[LengthLoss(limit) for limit in LENGTH_LIMITS],
-            files=[],
-            key=key,
-        )
-        row_filter = RowFilter(
-            exact=ExactDuplicates() if drop_duplicates else None,
-            evals=EvalIndex.read(decontaminate, evals) if evals else None,
-            conversations=with_conversations,
-        )
-        rows = read_export_rows(datasets, digests, report.datasets, row_filter)
+        reading = Reading(datasets, digests, rules, decontaminate, evals)
         with fill_folder(out_dir) as folder:
             sinks = _open_sinks(folder, rules, target, retokenizer)
-            _write_rows(report, rules, sinks, rows, on_rows)
+            counts, files = _write_rows(reading, sinks)
+            report = ExportReport(
+                out_dir=out_dir,
+                splits=counts.splits,
+                datasets=counts.datasets,
+                length_losses=counts.length_losses,
+                files=files,
+                key=key,
+                vocab=_describe_vocab(sinks, rules, target),
+                decontamination=counts.decontamination,
+                conversations=_describe_conversations(sinks),
+            )
             _check_sums(report, rules.formats)
-            report.vocab.update(_describe_vocab(sinks, rules, target))
-            report.conversations.update(_describe_conversations(sinks))
-            if row_filter.evals is not None:
-                report.decontamination.update(row_filter.evals.describe())
             _write_descriptions(folder, report, rules, target, provenance)
     return report
 
@@ -182,6 +169,8 @@ def _as_export_error() -> Iterator[None]:
         yield
     except FolderError as exc:
         raise ExportError(str(exc)) from exc
+    except WorkerDiedError as exc:
+        raise ExportError(f"{exc}; the export that was there before is untouched") from exc
     except EvalSetError as exc:
         raise ExportInputError(str(exc)) from exc
 
@@ -192,35 +181,18 @@ def _describe_evals(evals: Sequence[EvalFile]) -> dict[str, Any]:
     return {"decontaminated_against": files} if files else {}
 
 
-def _write_rows(
-    report: ExportReport,
-    rules: Rules,
-    opened: Sequence[Sink],
-    rows: Iterator[ExportRow],
-    on_rows: Callable[[int], None] | None,
-) -> None:
-    """Every row to every sink; what is said of it goes into the report."""
-    batcher = Batcher(rules.tokens_per_group, rules.rows_per_file)
+def _write_rows(reading: Reading, opened: Sequence[Sink]) -> tuple[ReadCounts, list[FileEntry]]:
+    """Every row to every sink; returns what was counted of the rows, and the files."""
     with contextlib.ExitStack() as stack:
         sinks = [stack.enter_context(BackgroundSink(sink)) for sink in opened]
-        for done, row in enumerate(rows, start=1):
-            split = assign_split(row.conversation_id, seed=rules.seed, eval_fraction=rules.eval_fraction)
-            report.splits[split].add(row.sample)
-            for loss in report.length_losses:
-                loss.add(row.sample)
-            for batch in batcher.add(split, row):
-                _give(batch, sinks)
-            if on_rows is not None and done % _REPORT_ROWS == 0:
-                on_rows(done)
-        for batch in batcher.flush():
-            _give(batch, sinks)
-        for finished in [sink.finish() for sink in sinks]:  # all of them at once, then the files in order
-            report.files.extend(finished.result())
 
+        def give(batch: RowBatch) -> None:
+            for sink in sinks:
+                sink.write(batch)
 
-def _give(batch: RowBatch, sinks: Sequence[BackgroundSink]) -> None:
-    for sink in sinks:
-        sink.write(batch)
+        counts = read_batches(reading, give)
+        finished = [sink.finish() for sink in sinks]  # all of them at once, then the files in order
+        return counts, [entry for files in finished for entry in files.result()]
 
 
 def _write_descriptions(

@@ -9,6 +9,7 @@ import contextlib
 import heapq
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.core.export_files import Conversation, ExportRow, FileEntry, HashedFile, Messages, RowBatch
-from tasks.core.masks import Sample
+from tasks.core.export_files import Conversation, FileEntry, HashedFile, Messages, RowBatch
 from tasks.core.prompt_file import hash_id
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError, calls_as_text
@@ -43,9 +43,9 @@ class ConversationSink:
 
     def write(self, batch: RowBatch) -> None:
         """Write the next rows."""
-        for row in batch.rows:
-            if row.conversation is not None:
-                self._write(batch.split, row, row.conversation)
+        for row, conversation in enumerate(batch.conversations):
+            if conversation is not None:
+                self._write(batch, row, conversation)
 
     def finish(self) -> list[FileEntry]:
         """Close all files, measure, and describe the files, train before eval."""
@@ -62,17 +62,17 @@ class ConversationSink:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def _write(self, split: Split, row: ExportRow, conversation: Conversation) -> None:
-        if split not in self._open:
-            entry = FileEntry(f"conversations/{split}.jsonl", "conversations", split)
-            self._open[split] = HashedFile(self._folder, entry)
+    def _write(self, batch: RowBatch, row: int, conversation: Conversation) -> None:
+        if batch.split not in self._open:
+            entry = FileEntry(f"conversations/{batch.split}.jsonl", "conversations", batch.split)
+            self._open[batch.split] = HashedFile(self._folder, entry)
         messages = to_plain(conversation.messages)
         line = {"id": conversation.id, "conversations": messages}
-        file = self._open[split]
+        file = self._open[batch.split]
         file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
         file.entry.rows += 1
-        sample = row.sample if conversation.is_one_row else None
-        self._sample.add(hash_id(f"{row.dataset}/{conversation.id}"), messages, sample)
+        ids = _TrainedIds.copy(batch, row) if conversation.is_one_row else None
+        self._sample.add(hash_id(f"{batch.datasets[row]}/{conversation.id}"), messages, ids)
 
 
 def to_plain(messages: Messages) -> Messages:
@@ -94,30 +94,43 @@ def describe_retokenizer(retokenizer: Retokenizer) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _TrainedIds:
+    """A row's ids and mask, as Sample has them; without the batch that they were in."""
+
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+
+    @classmethod
+    def copy(cls, batch: RowBatch, row: int) -> "_TrainedIds":
+        part = batch.slice(row)
+        return cls(batch.input_ids[part].copy(), batch.loss_mask[part].copy())
+
+
 class _SampledRows:
     """Up to 500 rows, those of the smallest hashes, whatever the order; holds their texts and ids."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Messages, Sample | None]] = []
+        self._heap: list[tuple[int, int, Messages, _TrainedIds | None]] = []
         self._count = 0
 
-    def add(self, place: int, messages: Messages, sample: Sample | None) -> None:
+    def add(self, place: int, messages: Messages, ids: _TrainedIds | None) -> None:
         self._count += 1  # of equal places the messages must not be compared
-        heapq.heappush(self._heap, (-place, self._count, messages, sample))
+        heapq.heappush(self._heap, (-place, self._count, messages, ids))
         if len(self._heap) > SAMPLE_ROWS:
             heapq.heappop(self._heap)
 
     @property
-    def rows(self) -> list[tuple[Messages, Sample | None]]:
-        return [(messages, sample) for _, _, messages, sample in self._heap]
+    def rows(self) -> list[tuple[Messages, _TrainedIds | None]]:
+        return [(messages, ids) for _, _, messages, ids in self._heap]
 
 
-def _measure(rows: Sequence[tuple[Messages, Sample | None]], retokenizer: Retokenizer) -> dict[str, Any]:
+def _measure(rows: Sequence[tuple[Messages, _TrainedIds | None]], retokenizer: Retokenizer) -> dict[str, Any]:
     """The share of rows that are other ids when rendered and tokenized again, and where these begin."""
     if isinstance(retokenizer, str):
         return {"not_measured": retokenizer}
     renderer = Renderer(retokenizer)
-    found = Counter(_find_difference(renderer, messages, sample) for messages, sample in rows)
+    found = Counter(_find_difference(renderer, messages, trained) for messages, trained in rows)
     places = {place: n for place, n in found.items() if place is not None}
     differ = sum(places.values())
     share = differ / len(rows) if rows else None
@@ -125,25 +138,25 @@ def _measure(rows: Sequence[tuple[Messages, Sample | None]], retokenizer: Retoke
     return {**counts, "differ_from": places}
 
 
-def _find_difference(renderer: Renderer, messages: Messages, sample: Sample | None) -> str | None:
+def _find_difference(renderer: Renderer, messages: Messages, trained: _TrainedIds | None) -> str | None:
     """Where a row's ids stop being the same: "prompt", "answer", or "end", behind all of them; None: nowhere.
 
     Blanks at the end, which templates write after a turn, are no difference. A conversation that the template
     refuses is "refused", and one of several rows (None), which it is not any more, is "several_rows".
     """
-    if sample is None:
+    if trained is None:
         return "several_rows"
     try:
         text = renderer.render_text(Prompt("", messages), add_generation_prompt=False)
         [ids] = renderer.encode([text])
     except RenderError:
         return "refused"
-    found, wanted = np.array(ids, np.int64), sample.input_ids
+    found, wanted = np.array(ids, np.int64), trained.input_ids
     shared = min(len(found), len(wanted))
     differs = np.flatnonzero(found[:shared] != wanted[:shared])
     place = int(differs[0]) if len(differs) else shared
     if place < len(wanted):
-        return "answer" if sample.loss_mask[place] else "prompt"
+        return "answer" if trained.loss_mask[place] else "prompt"
     return "end" if renderer.decode(ids[place:]).strip() else None
 
 

@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,23 +62,52 @@ class ExportRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBatch:
-    """Rows of one split, their ids and masks end to end: row n is `input_ids[offsets[n] : offsets[n + 1]]`.
+    """Rows of one split as columns, their ids and masks end to end.
 
-    `input_ids` int32 and `loss_mask` uint8 are (n_tokens,), `offsets` int32 is (rows + 1,).
+    Row n is `input_ids[offsets[n] : offsets[n + 1]]`. `input_ids` int32 and `loss_mask` uint8 are
+    (n_tokens,), `offsets` int32 is (rows + 1,); the lists have of each row what ExportRow and Sample tell.
     """
 
     split: Split
-    rows: list[ExportRow]
     input_ids: np.ndarray
     loss_mask: np.ndarray
     offsets: np.ndarray
+    n_loss: list[int]
+    ids: list[str]
+    turns: list[int]
+    finish_reasons: list[str]
+    datasets: list[str]
+    conversation_ids: list[str]
+    metas: list[str]
+    conversations: list[Conversation | None]
 
     @classmethod
-    def from_rows(cls, split: Split, rows: list[ExportRow]) -> "RowBatch":
+    def from_rows(cls, split: Split, rows: Sequence[ExportRow]) -> "RowBatch":
         """Lay rows end to end."""
-        offsets = np.cumsum([0, *[row.sample.n_tokens for row in rows]]).astype(np.int32)
-        ids = np.concatenate([row.sample.input_ids for row in rows])
-        return cls(split, rows, ids, np.concatenate([row.sample.loss_mask for row in rows]), offsets)
+        samples = [row.sample for row in rows]
+        return cls(
+            split=split,
+            input_ids=np.concatenate([sample.input_ids for sample in samples]),
+            loss_mask=np.concatenate([sample.loss_mask for sample in samples]),
+            offsets=np.cumsum([0, *[sample.n_tokens for sample in samples]]).astype(np.int32),
+            n_loss=[sample.n_loss for sample in samples],
+            ids=[row.id for row in rows],
+            turns=[sample.turn for sample in samples],
+            finish_reasons=[sample.finish_reason for sample in samples],
+            datasets=[row.dataset for row in rows],
+            conversation_ids=[row.conversation_id for row in rows],
+            metas=[row.meta for row in rows],
+            conversations=[row.conversation for row in rows],
+        )
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows it has."""
+        return len(self.ids)
+
+    def slice(self, row: int) -> slice:
+        """Where a row's ids and mask are."""
+        return slice(self.offsets[row], self.offsets[row + 1])
 
 
 @dataclass(slots=True)
@@ -100,9 +129,9 @@ class FileEntry:
 
     def count(self, batch: RowBatch) -> None:
         """Add rows to the sums."""
-        self.rows += len(batch.rows)
+        self.rows += batch.n_rows
         self.tokens += len(batch.input_ids)
-        self.loss_tokens += sum(row.sample.n_loss for row in batch.rows)
+        self.loss_tokens += sum(batch.n_loss)
         self.crc32 = zlib.crc32(batch.input_ids.data, self.crc32)
 
 
@@ -145,7 +174,7 @@ class HashedFile(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Close it, once; it is on the disk then, where waiting for all files at the end would take longer."""
+        """Close it, once; it is on the disk then, and nobody has to wait for all files at the end."""
         if not self.closed:
             try:
                 with self._file:

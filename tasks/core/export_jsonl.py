@@ -64,11 +64,12 @@ def _list_parts(batch: RowBatch, first: int, last: int) -> Iterator[bytes | memo
     """What the lines of these rows are made of, in order."""
     offsets = (batch.offsets[first : last + 1] - batch.offsets[first]).tolist()
     masks = _mask_text(batch.loss_mask[batch.offsets[first] : batch.offsets[last]])
-    for row, start, end in zip(batch.rows[first:last], offsets, offsets[1:], strict=False):
+    ids = batch.input_ids[batch.offsets[first] : batch.offsets[last]]
+    for name, start, end in zip(batch.ids[first:last], offsets, offsets[1:], strict=False):
         yield b'{"id":'
-        yield orjson.dumps(row.id)
+        yield orjson.dumps(name)
         yield b',"input_ids":'
-        yield orjson.dumps(row.sample.input_ids, option=orjson.OPT_SERIALIZE_NUMPY)
+        yield orjson.dumps(ids[start:end], option=orjson.OPT_SERIALIZE_NUMPY)
         yield b',"loss_mask":['
         yield masks[2 * start : max(2 * end - 1, 2 * start)]
         yield b"]}\n"

@@ -136,7 +136,7 @@ class _ParquetFile:
         )
 
     def write(self, batch: RowBatch) -> None:
-        self._writer.write_batch(_to_record_batch(batch), row_group_size=len(batch.rows))
+        self._writer.write_batch(_to_record_batch(batch), row_group_size=batch.n_rows)
         self.entry.count(batch)
 
     def close(self) -> None:
@@ -152,18 +152,17 @@ def to_lists(offsets: np.ndarray, values: np.ndarray) -> Any:
 
 
 def _to_record_batch(batch: RowBatch) -> Any:
-    samples = [row.sample for row in batch.rows]
     columns = {
-        "id": [row.id for row in batch.rows],
+        "id": batch.ids,
         "input_ids": to_lists(batch.offsets, batch.input_ids),
         "loss_mask": to_lists(batch.offsets, batch.loss_mask),
-        "n_tokens": [sample.n_tokens for sample in samples],
-        "n_loss": [sample.n_loss for sample in samples],
-        "finish_reason": [sample.finish_reason for sample in samples],
-        "dataset": [row.dataset for row in batch.rows],
-        "conversation_id": [row.conversation_id for row in batch.rows],
-        "turn": [sample.turn for sample in samples],
-        "meta": [row.meta for row in batch.rows],
+        "n_tokens": np.diff(batch.offsets),
+        "n_loss": batch.n_loss,
+        "finish_reason": batch.finish_reasons,
+        "dataset": batch.datasets,
+        "conversation_id": batch.conversation_ids,
+        "turn": batch.turns,
+        "meta": batch.metas,
     }
     return pa.record_batch(columns, schema=SCHEMA)
 

@@ -38,8 +38,7 @@ class VocabSink:
         """
         if batch.split != "train":
             return
-        start = 0
-        names = [row.dataset for row in batch.rows]
+        start, names = 0, batch.datasets
         while start < len(names):
             end = next((n for n in range(start, len(names)) if names[n] != names[start]), len(names))
             part = slice(batch.offsets[start], batch.offsets[end])

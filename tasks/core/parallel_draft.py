@@ -20,10 +20,7 @@ from tasks.core.sources import Source, iter_rows
 from tasks.core.sources.files import to_data_files
 from tasks.core.sources.readers import DataFile, SeenRows, read_file
 from tasks.core.sources.stretches import Stretch, cut_file, has_stretches, read_first, read_stretch
-from tasks.core.worker_process import Worker
-
-LEAST_BYTES = 64 << 20
-"""Of a source: with less, starting the workers takes longer than what they save."""
+from tasks.core.worker_process import Worker, count_workers
 
 MOST_WORKERS = 4
 """Each holds some 60 MiB, and the machine has a server to feed."""
@@ -46,9 +43,7 @@ class DraftedRows:
 @contextmanager
 def start_workers(source: Source, options: PrepareOptions, draft: PromptDraft) -> Iterator[Sequence[Worker]]:
     """One a core, as far as they are worth their start: none where the source is small."""
-    count = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    if count < 2 or _count_bytes(source) < LEAST_BYTES:
-        count = 0
+    count = count_workers(_count_bytes(source), most=MOST_WORKERS)
     with ExitStack() as running:
         yield [Worker(running, Desk, draft.folder, draft.order, n, options) for n in range(1, count + 1)]
 

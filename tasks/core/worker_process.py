@@ -6,19 +6,32 @@ of anything. Invariant: no worker outlives its parent, however that ends, for it
 death is missed.
 """
 
+import fcntl
 import gc
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO, cast
 
+LEAST_BYTES = 64 << 20
+"""Of input: with less, starting a worker takes longer than what it saves."""
+
+_PIPE_BYTES = 1 << 20
+
 
 class WorkerDiedError(RuntimeError):
     """A worker ended before its work."""
+
+
+def count_workers(n_bytes: int, *, most: int) -> int:
+    """How many are worth their start for so much input: at most one a core, none where there is but one."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, most) if cores > 1 and n_bytes >= LEAST_BYTES else 0
 
 
 class Worker:
@@ -38,6 +51,8 @@ class Worker:
         self._process = process
         running.callback(self._stop)
         self._input, self._output = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
+        with suppress(OSError):  # the system bounds it; large values take a twentieth longer by a small pipe
+            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.send(make_desk, *args)
 
     def send(self, call: Callable[..., Any], *args: Any) -> None:
@@ -52,14 +67,14 @@ class Worker:
         """The value of the first call that was sent and not yet answered.
 
         Raises:
-            WorkerDiedError: the worker was killed, or failed otherwise than below.
-            OSError, ValueError: as the call did.
+            WorkerDiedError: the worker was killed.
+            Exception: as the call did, with the worker's traceback as a note.
         """
         try:
             value = pickle.load(self._output)  # noqa: S301 - our own process wrote it
         except (EOFError, pickle.UnpicklingError) as exc:
             raise self._find_death() from exc
-        if isinstance(value, OSError | ValueError):
+        if isinstance(value, Exception):
             raise value
         return value
 
@@ -74,8 +89,8 @@ class Worker:
         code = self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         return WorkerDiedError(
-            f"a process that prepares rows {how}, perhaps for want of memory; nothing was changed: run the "
-            "same command again"
+            f"a process that reads rows {how}, perhaps for want of memory; nothing was changed: run the same "
+            "command again"
         )
 
 
@@ -97,5 +112,6 @@ def _try(call: Callable[..., Any], *args: Any) -> Any:
     """The value or, to be raised by the parent, the error: of a full disk, say, or of a source."""
     try:
         return call(*args)
-    except (OSError, ValueError) as exc:
+    except Exception as exc:  # noqa: BLE001 - it is raised, where it can be handled
+        exc.add_note("".join(traceback.format_exception(exc)))
         return exc

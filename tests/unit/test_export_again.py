@@ -151,12 +151,14 @@ def test_a_log_is_hashed_up_to_its_last_line_end(tmp_path, monkeypatch):
 
 
 EXPORTING = """
-import sys
+import os, sys
 from pathlib import Path
+from tasks.core import worker_process
 from tasks.core.export import FORMATS, export_run
 from tasks.core.export_configs import Target
 from tasks.core.export_rows import ExportDataset
-root = Path(sys.argv[1])
+root, worker_process.LEAST_BYTES = Path(sys.argv[1]), int(sys.argv[2])
+os.sched_getaffinity = lambda pid: {0, 1}
 print("ready", flush=True)
 for seed in range(1, 1000):
     export_run(
@@ -167,13 +169,14 @@ for seed in range(1, 1000):
 """
 
 
-def test_a_kill_at_any_moment_loses_nothing(tmp_path):
+@pytest.mark.parametrize("least_bytes", [0, 1 << 60])
+def test_a_kill_at_any_moment_loses_nothing(tmp_path, least_bytes):
     """What is there then is whole, and the next export has the bytes of one that was never disturbed."""
     source = dataset(tmp_path, rows(300))
     export(tmp_path / "calm", [source], **OPTIONS)
     repository = Path(export_rows.__file__).parents[2]
     for _ in range(4):
-        argv = [sys.executable, "-c", EXPORTING, str(tmp_path)]
+        argv = [sys.executable, "-c", EXPORTING, str(tmp_path), str(least_bytes)]
         process = subprocess.Popen(argv, cwd=repository, stdout=subprocess.PIPE)
         process.stdout.readline()
         time.sleep(random.uniform(0.05, 0.6))

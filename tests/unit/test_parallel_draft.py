@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_support import find_workers, is_running
 
-from tasks.core import parallel_draft
+from tasks.core import parallel_draft, worker_process
 from tasks.core.prepare import EmptyDatasetError, PreparationStoppedError, PrepareOptions, prepare_prompts
 from tasks.core.prompt_draft import PromptDraft
 from tasks.core.response_log import REJECTED
@@ -46,7 +47,7 @@ MIXED = random.Random(3).sample(GOOD + BAD * 4, 60 + 4 * len(BAD))
 def small(monkeypatch):
     """Two cores, and stretches of a line or two of sources that are all large."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(parallel_draft, "LEAST_BYTES", 0)
+    monkeypatch.setattr(worker_process, "LEAST_BYTES", 0)
     monkeypatch.setattr(stretches, "_FIRST_BYTES", 100)
     monkeypatch.setattr(stretches, "_STRETCH_BYTES", 150)
     monkeypatch.setattr("tasks.core.prompt_draft._MOST_LINES", 2)
@@ -101,15 +102,8 @@ def read_files(folder):
 
 def prepare_by_one(folder, paths, **changes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel_draft, "LEAST_BYTES", 1 << 60)
+        patch.setattr(worker_process, "LEAST_BYTES", 1 << 60)
         return prepare(folder, paths, **changes)
-
-
-def find_workers(pid):
-    """The workers that a process has started and not waited for; it may have other children."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [child for task in tasks for child in (task / "children").read_text().split()]
-    return [int(pid) for pid in children if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +150,7 @@ def test_how_a_source_is_shared_out_decides_nothing(lines, cuts, cores, max_prom
         folder = Path(name)
         paths = [write(folder, "a.jsonl", lines), write(folder, "b/a.jsonl", [GOOD[0], *lines])]
         patch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-        patch.setattr(parallel_draft, "LEAST_BYTES", 0)
+        patch.setattr(worker_process, "LEAST_BYTES", 0)
         patch.setattr(parallel_draft, "Worker", WorkerHere)
         for constant, value in zip(("_FIRST_BYTES", "_STRETCH_BYTES"), cuts, strict=True):
             patch.setattr(stretches, constant, value)
@@ -277,13 +271,14 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, small, monk
     assert read_files(folder) == before
 
 
-def test_a_worker_that_fails_is_named(tmp_path, small):
-    """Its own error is on stderr above the message."""
+def test_a_worker_that_fails_says_where(tmp_path, small):
+    """Its error is raised here, with the place there."""
     draft = PromptDraft(tmp_path, seed=7)
     with parallel_draft.start_workers([], OPTIONS, draft) as workers:
         workers[0].send(parallel_draft.Desk.draft, "no stretch")
-        with pytest.raises(WorkerDiedError, match="exited with status 1"):
+        with pytest.raises(AttributeError, match="'str' object") as caught:
             workers[0].receive()
+        assert "in read_stretch" in caught.value.__notes__[0]
     draft.close()
 
 
@@ -293,10 +288,10 @@ def test_no_worker_outlives_its_parent(tmp_path, sent):
     source = write(tmp_path, "a.jsonl", MIXED * 20)
     code = (
         "import os, sys, time, pathlib\n"
-        "from tasks.core import parallel_draft\n"
+        "from tasks.core import worker_process\n"
         "from tasks.core.prepare import PrepareOptions, PromptDraft, prepare_prompts\n"
         "from tasks.core.sources import stretches\n"
-        "parallel_draft.LEAST_BYTES, stretches._STRETCH_BYTES, stretches._FIRST_BYTES = 0, 100, 100\n"
+        "worker_process.LEAST_BYTES, stretches._STRETCH_BYTES, stretches._FIRST_BYTES = 0, 100, 100\n"
         "os.sched_getaffinity = lambda pid: {0, 1}\n"
         "PromptDraft.add = lambda *_: print('ready', flush=True) or time.sleep(600)\n"
         "options = PrepareOptions(name='B2', adapter='messages', seed=7)\n"
@@ -321,13 +316,6 @@ def test_no_worker_outlives_its_parent(tmp_path, sent):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert prepare(tmp_path / "B2", [source]) == prepare_by_one(tmp_path / "fresh", [source])
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_worker_imports_little():
