@@ -228,6 +228,7 @@ PRETTY = b'{\n  "messages": [\n    {\n      "role": "user"\n    }\n  ]\n}\n'
         ("a.jsonl", b'{"text": "Gr\xfc\xdfe"}\n', "a.jsonl: not UTF-8 text (byte 0xfc at place 13)"),
         ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
         ("a.json", b'[{"text": "Gr\xfc\xdfe"}]\n', "a.json:1: not UTF-8 text"),
+        ("a.jsonl", b"\x89PNG\r\n\x1a\n\0\0", "no JSON in its first"),
     ],
 )
 def test_what_a_file_is_instead_is_said(tmp_path, name, content, words):

@@ -148,8 +148,8 @@ def _explain_no_lines(held: Sequence[MalformedRow]) -> str:
     """What a file is that has no JSON in its first lines."""
     first, many = held[0], len(held) > 1
     start = f"(it starts {first.text_head!r})"
-    if first.detail.startswith(NOT_UTF8):
-        return f"{first.detail} {start}"
+    if first.detail.startswith(NOT_UTF8) and ("UTF-16" in first.detail or first.text_head[:1] in "{["):
+        return f"{first.detail} {start}"  # else it is no text at all: an image, say
     if many and _begins_object(first):
         return f"{_OVER_LINES} {start}"
     return (
