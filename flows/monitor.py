@@ -81,9 +81,10 @@ def look_to_json(look: RunLook | None) -> dict[str, Any]:
         return {"at": _to_iso(time.time()), "total": None, "datasets": [], "servers": [], **_NO_PROBLEMS}
     return {
         "at": _to_iso(look.at_s),
-        "total": _to_json(look.progress.total, None),
+        "total": _to_json(look.progress.total, look.progress.eta_s, None),
         "datasets": [
-            _to_json(one, idle) for one, idle in zip(look.progress.datasets, look.idle_s, strict=True)
+            _to_json(one, look.progress.measure_end(one), idle)
+            for one, idle in zip(look.progress.datasets, look.idle_s, strict=True)
         ],
         "servers": [
             {
@@ -99,7 +100,7 @@ def look_to_json(look: RunLook | None) -> dict[str, Any]:
     }
 
 
-def _to_json(one: DatasetProgress, idle_s: float | None) -> dict[str, Any]:
+def _to_json(one: DatasetProgress, eta_s: float | None, idle_s: float | None) -> dict[str, Any]:
     return {
         "name": one.name,
         "state": one.state,
@@ -109,7 +110,7 @@ def _to_json(one: DatasetProgress, idle_s: float | None) -> dict[str, Any]:
         "budget_tokens": one.budget_tokens,
         "reached_percent": one.reached_percent,
         "tokens_per_s": one.tokens_per_s,
-        "eta_s": one.eta_s,
+        "eta_s": eta_s,
         "idle_s": idle_s,
         "finish_reasons": one.finish_reasons,
         "rejected": one.rejected,

@@ -9,34 +9,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from flows.monitor_layout import Layout, Sizes, fit, hides
+from flows.monitor_tables import BY_NEED, render_datasets, render_servers, summarize_servers
+from tasks.core.dataset_problems import split_rejected
 from tasks.core.log_watch import RunLook
+from tasks.core.outlook import describe_end, describe_mean, describe_needs, describe_work
 from tasks.core.pace import SILENT_S, WINDOW_S
 from tasks.core.recent_answers import WINDOW_S as RECENT_S
-from tasks.core.run_progress import DatasetProgress, State
+from tasks.core.run_progress import DatasetProgress
 from tasks.core.stats import parse_time
-from tasks.core.stats_views import describe_status, format_counts, format_percent, shorten
-from tasks.core.times import format_ago, format_duration, format_end
+from tasks.core.stats_views import format_counts, format_percent
+from tasks.core.times import format_ago, format_duration, format_time
 
 WAITING = "no run.json yet: the run is being checked, or its server is starting"
-_COLOURS: dict[State, str] = {
-    "generating": "cyan",
-    "waiting": "dim",
-    "stopped": "bold red",
-    "complete": "green",
-    "exhausted": "yellow",
-}
-_SHORT_AGE_S = 60.0  # a newer answer is not worth a word
-_BAR_WIDTH, _TOTAL_BAR_WIDTH, _NAME_WIDTH = 20, 60, 8  # the first two at most, the last at least
-_TABLE_LINES = 5  # what many problems leave of the table at least
-_SPEED = "tok/s (5 min)"
-_DROPPED = ("answers", "not used", "cut off", _SPEED, "done in")  # when it is narrow, in this order
-_FIRST: tuple[State, ...] = ("generating", "stopped", "waiting", "exhausted", "complete")  # when it is low
+_TOTAL_BAR_WIDTH, _LEAST_PATH = 60, 8  # at most, at least
+_FOLDED = ("complete", "waiting")  # nobody has to see them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,60 +42,103 @@ class LookView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """What rich asks for."""
-        title = Text(f"{self.output_dir.resolve()}", style="dim", overflow="ellipsis", no_wrap=True)
         if self.look is None:
-            yield from (title, Text(WAITING))
+            yield from (_render_title(self.output_dir, None, options.max_width), Text(WAITING))
             return
-        page = _Page(console, options, (console.height - 1) if self.is_cut else None)
-        page.add(title, _render_total(self.look, options.max_width))
-        page.add(*page.cut(_list_trouble(self.look), leave=_TABLE_LINES, least=1))
-        page.add(_render_datasets(self.look, width=options.max_width, lines=page.left))
-        if self.look.servers and not self.look.progress.total.is_done:
-            page.add_one_of(_render_servers(self.look), _summarize_servers(self.look))
-        page.add(*page.cut([_render_counts(self.look.progress.total), *_list_notes(self.look)], leave=0))
-        yield from page.render()
+        view = _View(self.output_dir, self.look, console, options)
+        yield from view.render((console.height - 1) if self.is_cut else None)
 
 
-class _Page:
-    """Blocks below one another, empty lines between them where these fit; `left` lines are free."""
+class _View:
+    """The parts of a look, from which those are put together that fit."""
 
-    def __init__(self, console: Console, options: ConsoleOptions, lines: int | None) -> None:
+    def __init__(self, folder: Path, look: RunLook, console: Console, options: ConsoleOptions) -> None:
         self._console, self._options = console, options
-        self._blocks: list[RenderableType] = []
-        self.left = 10**6 if lines is None else lines
+        self._look, self._width = look, options.max_width
+        self._head = Group(_render_title(folder, look, self._width), _render_total(look, self._width))
+        self._trouble, self._notes = _list_trouble(look), _list_notes(look)
+        self._order = _sort_by_need(look)
+        self._counts = _render_counts(look)
+        is_running = look.progress.total.state == "generating"
+        self._servers: list[RenderableType] = []
+        if look.servers and is_running:
+            self._servers = [render_servers(look), summarize_servers(look)]
 
-    def measure(self, part: RenderableType) -> int:
+    def render(self, lines: int | None) -> Iterable[RenderableType]:
+        """What fits, with empty lines between where these do."""
+        sizes = self._measure_all()
+        layout, spare = fit(sizes, lines)
+        blocks = [block for block in self._make_blocks(layout) if block]
+        for number, block in enumerate(blocks):
+            if 0 < number <= spare:
+                yield Text()
+            yield from block
+        if words := hides(sizes, layout):
+            hidden = f"in a larger window, or with --once: {', '.join(words)}"
+            yield Text(hidden, style="dim", no_wrap=True, overflow="ellipsis")
+
+    def _measure_all(self) -> Sizes:
+        return Sizes(
+            head=self._measure(self._head),
+            trouble=list(map(self._measure, self._trouble)),
+            datasets=len(self._order),
+            folded=sum(self._is_folded(at) for at in self._order),
+            servers=list(map(self._measure, self._servers)),
+            counts=self._measure(self._counts) if self._counts else 0,
+            notes=list(map(self._measure, self._notes)),
+        )
+
+    def _measure(self, part: RenderableType) -> int:
         """The lines it takes, wrapped ones included."""
         return len(self._console.render_lines(part, self._options, pad=False))
 
-    def add(self, *parts: RenderableType) -> None:
-        """A block, if there is anything in it."""
-        if parts:
-            self._blocks.append(Group(*parts))
-            self.left -= self.measure(self._blocks[-1])
+    def _is_folded(self, at: int) -> bool:
+        one = self._look.progress.datasets[at]
+        return one.state in _FOLDED and one.name not in self._look.problems.names
 
-    def add_one_of(self, *parts: RenderableType) -> None:
-        """The first that fits, or none."""
-        self.add(*[part for part in parts if self.measure(part) <= self.left][:1])
+    def _make_blocks(self, layout: Layout) -> list[Sequence[RenderableType]]:
+        full = layout.full_trouble
+        trouble = [*self._trouble[:full], *map(_shorten_line, self._trouble[full : layout.trouble])]
+        notes = self._notes[: layout.notes]
+        if not layout.has_full_notes:
+            notes = [_shorten_line(note) for note in notes]
+        counts = [self._counts] if self._counts and layout.has_counts else []
+        shown = sorted(self._order[: layout.rows])
+        return [
+            [self._head],
+            trouble,
+            [render_datasets(self._look, shown, width=self._width)],
+            self._servers[layout.servers : layout.servers + 1],
+            [*counts, *notes],
+        ]
 
-    def cut(self, texts: Sequence[Text], *, leave: int, least: int = 0) -> list[Text]:
-        """Those that fit, and `least` of them always; a last line counts the others."""
-        heights = list(map(self.measure, texts))
-        shown = len(texts)
-        while shown > least and sum(heights[:shown]) + (shown < len(texts)) > self.left - leave:
-            shown -= 1
-        more = len(texts) - shown
-        if not more or not shown:
-            return list(texts[:shown])
-        return [*texts[:shown], Text(f"  and {more} more, in --json", style=texts[0].style)]
 
-    def render(self) -> Iterable[RenderableType]:
-        """All of it."""
-        for number, block in enumerate(self._blocks):
-            if number and self.left > 0:
-                self.left -= 1
-                yield Text()
-            yield block
+def _sort_by_need(look: RunLook) -> list[int]:
+    """The places of the datasets, those first that somebody has to see."""
+    found = look.progress.datasets
+    in_trouble = {name: place for place, name in enumerate(look.problems.names)}
+
+    def find_need(at: int) -> tuple[int, int]:
+        one = found[at]
+        return in_trouble.get(one.name, len(in_trouble)), BY_NEED.index(one.state)
+
+    return sorted(range(len(found)), key=find_need)
+
+
+def _shorten_line(text: Text) -> Text:
+    short = text.copy()
+    short.no_wrap, short.overflow = True, "ellipsis"
+    return short
+
+
+def _render_title(folder: Path, look: RunLook | None, width: int) -> Text:
+    """When, which model and where; of a path that is too long the end, which tells it from others."""
+    clock = [f"{format_time(look.at_s, seconds=True)} UTC", look.model] if look else []
+    words, path = "  ".join(filter(None, clock)), str(folder.resolve())
+    room = max(_LEAST_PATH, width - cell_len(words) - 2)
+    if cell_len(path) > room:
+        path = f"…{path[-room + 1 :]}"
+    return Text(f"{words}  {path}".strip(), style="dim", overflow="ellipsis", no_wrap=True)
 
 
 def _render_total(look: RunLook, width: int) -> RenderableType:
@@ -112,36 +148,34 @@ def _render_total(look: RunLook, width: int) -> RenderableType:
     bar_width = max(1, min(_TOTAL_BAR_WIDTH, width - len(percent) - 2))
     bar = ProgressBar(total=100, completed=min(100.0, total.reached_percent), width=bar_width)
     line.add_row(Text(percent, style="bold"), bar)
-    return Group(line, Text(progress.describe_reached(), style="bold"), _describe_pace(look))
+    return Group(line, Text(progress.describe_reached(), style="bold"), *_describe_pace(look))
 
 
-def _describe_pace(look: RunLook) -> Text:
+def _describe_pace(look: RunLook) -> list[Text]:
     """How fast, and when done; or that nothing moves, or since when all is done."""
-    total, idle = look.progress.total, [one for one in look.idle_s if one is not None]
+    progress, idle = look.progress, [one for one in look.idle_s if one is not None]
+    total = progress.total
     if total.is_done:
-        return _describe_finish(look)
+        return [_describe_finish(look)]
     if not idle:
-        return Text("no answer yet", style="bold")
+        return [Text("no answer yet", style="bold")]
     if total.state != "generating" and min(idle) >= SILENT_S:
-        return Text(f"not running{_describe_work(total)}", style="bold red")
-    return Text(f"{_describe_speed(total)}; {_describe_end(look)}", style="bold")
+        return [Text(f"not running; {describe_work(progress)}", style="bold red")]
+    end = describe_end(progress, now_s=look.at_s)
+    needs = describe_needs(progress)
+    return [Text(f"{_describe_speed(total)}; {end}", style="bold")] + (
+        [Text(needs, style="bold yellow")] if needs else []
+    )
 
 
 def _describe_finish(look: RunLook) -> Text:
     lasts = [parse_time(one.last_finished_at) for one in look.stats if one.last_finished_at is not None]
-    when = f" {format_ago(max(lasts), now_s=look.at_s, zone=None)}" if lasts else ""
+    when = f" {format_ago(max(lasts), now_s=look.at_s)}" if lasts else ""
+    speed = f"; {describe_mean(look.progress.pace)}" if look.progress.pace else ""
     if look.progress.total.state == "complete":
-        return Text(f"everything is done, finished{when}", style="bold green")
-    return Text(f"finished{when}, short of the budget: there are no more prompts", style="bold yellow")
-
-
-def _describe_work(total: DatasetProgress) -> str:
-    """What is left, and how long that takes once it goes on."""
-    if not total.left_tokens:
-        return ""
-    left_s = None if total.pace is None else total.pace.measure_left(total.left_tokens)
-    work = f", {format_duration(left_s)} of work" if left_s else ""
-    return f"; {shorten(int(total.left_tokens))} tokens left{work}"
+        return Text(f"everything is done, finished{when}{speed}", style="bold green")
+    end = "short of the budget: there are no more prompts"
+    return Text(f"finished{when}, {end}{speed}", style="bold yellow")
 
 
 def _describe_speed(total: DatasetProgress) -> str:
@@ -155,107 +189,26 @@ def _describe_speed(total: DatasetProgress) -> str:
     return f"{total.pace.tokens_per_s:,.0f} tokens/s ({over}), {recent}"
 
 
-def _describe_end(look: RunLook) -> str:
-    total = look.progress.total
-    if total.eta_s is None:
-        is_early = total.pace is not None and total.pace.is_too_early
-        return "too early to tell when done" if is_early else "end not known yet"
-    guess = ", a first guess" if total.pace is not None and total.pace.is_guess else ""
-    return f"done {format_end(total.eta_s, now_s=look.at_s, zone=None)}{guess}"
-
-
-def _render_datasets(look: RunLook, *, width: int, lines: int) -> RenderableType:
-    """A line each; where they are too many, those that are done are counted only."""
-    found = list(zip(look.progress.datasets, look.idle_s, strict=True))
-    shown = found
-    if len(found) + 1 > lines:
-        by_need = sorted(range(len(found)), key=lambda at: _FIRST.index(found[at][0].state))
-        shown = [found[at] for at in sorted(by_need[: max(1, lines - 2)])]
-    hidden = Counter(one.state for one, _ in found) - Counter(one.state for one, _ in shown)
-    table = _render_rows([one for one, _ in shown], [_to_cells(*one) for one in shown], width=width)
-    if not hidden:
-        return table
-    more = format_counts({describe_status(state): hidden[state] for state in _FIRST if hidden[state]})
-    return Group(table, Text(f"and {hidden.total()} more: {more}", style="dim"))
-
-
-def _to_cells(one: DatasetProgress, idle_s: float | None) -> dict[str, str]:
-    return {
-        "dataset": one.name,
-        "state": _describe_state(one, idle_s),
-        "reached": format_percent(one.reached_percent),
-        "tokens": _describe_tokens(one),
-        _SPEED: f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
-        "done in": "" if one.is_done or one.eta_s is None else format_duration(one.eta_s),
-        "answers": f"{one.rows:,}",
-        "cut off": f"{one.finish_reasons.get('length', 0) / one.rows:.0%}" if one.rows else "",
-        "not used": f"{sum(one.rejected.values()):,}",
-    }
-
-
-def _render_rows(datasets: Sequence[DatasetProgress], rows: list[dict[str, str]], *, width: int) -> Table:
-    """The columns that a width has room for, and a bar in what is left of it."""
-    names = [name for name in rows[0] if any(row[name] for row in rows)]
-    widths = {name: max(cell_len(text) for text in (name, *(row[name] for row in rows))) for name in names}
-    for name in _DROPPED:
-        if name in widths and sum(widths.values()) + len(widths) - 1 > width:
-            del widths[name]
-    spare = width - sum(widths.values()) - len(widths) + 1
-    name_width = max(_NAME_WIDTH, widths["dataset"] + min(0, spare))
-    bar_width = min(_BAR_WIDTH, spare - 1)
-    columns = [*widths]
-    if bar_width > 2:
-        columns.insert(2, "")
-    table = _make_table(columns)
-    for one, row in zip(datasets, rows, strict=True):
-        cells: dict[str, RenderableType] = {**row, "state": Text(row["state"], style=_COLOURS[one.state])}
-        cells[""] = ProgressBar(total=100, completed=min(100.0, one.reached_percent), width=max(1, bar_width))
-        if cell_len(one.name) > name_width:
-            cells["dataset"] = Text(set_cell_size(one.name, name_width - 1) + "…")
-        table.add_row(*(Text(cell) if isinstance(cell := cells[name], str) else cell for name in columns))
-    return table
-
-
-def _render_counts(total: DatasetProgress) -> Text:
-    """The two breakdowns that the columns "cut off" and "not used" are short for."""
-    cut = " (cut off at max_new_tokens)" if "length" in total.finish_reasons else ""
-    ended = {reason: count for reason, count in total.finish_reasons.items() if reason != "length"}
-    ended |= {reason: count for reason, count in total.finish_reasons.items() if reason == "length"}
-    where = " (see rejected.jsonl)" if total.rejected else ""
-    return Text(
-        f"answers ended: {format_counts(ended) or 'none yet'}{cut}"
-        f"; not used: {format_counts(total.rejected) or 'none'}{where}",
-        style="dim",
-    )
-
-
-def _make_table(columns: Sequence[str]) -> Table:
-    """Words to the left, numbers to the right, one space between."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in columns:
-        is_text = name in ("dataset", "state", "", "server")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def _render_servers(look: RunLook) -> Table:
-    table = _make_table(("server", "answers (5 min)", _SPEED, "last answer"))
-    for one in look.servers:
-        table.add_row(
-            Text(one.server or "(not named)"),
-            f"{one.answers:,}",
-            f"{one.tokens_per_s:,.0f}",
-            f"{format_duration(one.last_answer_age_s)} ago",
-        )
-    return table
-
-
-def _summarize_servers(look: RunLook) -> Text:
-    """One line: how many, and the one that has been silent for longest."""
-    last = max(look.servers, key=lambda one: one.last_answer_age_s)
-    count = f"{len(look.servers)} server{'s' if len(look.servers) > 1 else ''}"
-    age = format_duration(last.last_answer_age_s)
-    return Text(f"{count}; longest without an answer: {last.server or '(not named)'}, {age}")
+def _render_counts(look: RunLook) -> Text | None:
+    """What three of the columns are short for; None where there is nothing."""
+    ended: Counter[str] = Counter()
+    for one in look.progress.datasets:
+        ended.update(one.finish_reasons if one.budget_tokens is not None else {})
+    in_order = dict(sorted(ended.items(), key=lambda item: item[0] == "length"))
+    failed, skipped = split_rejected(look.progress.total.rejected)
+    cut = " (cut off at max_new_tokens)" if "length" in ended else ""
+    parts = [f"answers ended: {format_counts(in_order)}{cut}"] if ended else []
+    parts += [
+        f"converted: {one.rows:,} of {one.prompts:,} conversations of {one.name}"
+        for one in look.progress.datasets
+        if one.budget_tokens is None and one.prompts and not one.is_done
+    ]
+    parts += [f"unanswered: {format_counts(failed)}"] if failed else []
+    parts += [f"rows skipped: {format_counts(skipped)}"] if skipped else []
+    if not parts:
+        return None
+    where = " (see rejected.jsonl)" if failed or skipped else ""
+    return Text(f"{'; '.join(parts)}{where}", style="dim")
 
 
 def _list_trouble(look: RunLook) -> list[Text]:
@@ -266,17 +219,3 @@ def _list_trouble(look: RunLook) -> list[Text]:
 
 def _list_notes(look: RunLook) -> list[Text]:
     return [Text(f"note: {one}", style="dim") for one in look.problems.notes]
-
-
-def _describe_state(one: DatasetProgress, idle_s: float | None) -> str:
-    if idle_s is None or one.is_done or idle_s < _SHORT_AGE_S:
-        return describe_status(one.state)
-    word = "stopped" if one.state == "stopped" else "quiet"
-    return f"{word} {format_duration(idle_s, units=1)}"
-
-
-def _describe_tokens(one: DatasetProgress) -> str:
-    """Of the budget, where there is one."""
-    if one.budget_tokens is None:
-        return shorten(one.completion_tokens)
-    return f"{shorten(one.completion_tokens)}/{shorten(one.budget_tokens)}"

@@ -4,10 +4,12 @@ Knows run.json, the prepare reports and the logs; does not know Prefect, checkpo
 it reads only, without locks, and after its first look only what was added to the logs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tasks.core.dataset_problems import estimate_unreachable
 from tasks.core.pace import SILENT_S, measure_pace
 from tasks.core.problems import Problems, find_problems
 from tasks.core.recent_answers import (
@@ -17,8 +19,13 @@ from tasks.core.recent_answers import (
     describe_servers,
     measure_speed,
 )
-from tasks.core.run_file import RUN_FILE
-from tasks.core.run_progress import DatasetProgress, RunProgress, State, estimate_left_tokens
+from tasks.core.run_file import RUN_FILE, read_run_file
+from tasks.core.run_progress import (
+    DatasetProgress,
+    RunProgress,
+    State,
+    estimate_left_tokens,
+)
 from tasks.core.run_stats import describe_dataset, read_plans
 from tasks.core.stats import DatasetPlan, DatasetStats, parse_time
 from tasks.core.stats_scan import DatasetScan
@@ -40,6 +47,7 @@ class RunLook:
     idle_s: tuple[float | None, ...]
     servers: tuple[ServerActivity, ...]
     problems: Problems
+    model: str = ""
 
 
 class RunLogWatch:
@@ -67,7 +75,8 @@ class RunLogWatch:
             for plan in plans
         }
         looks = [self._datasets[plan.name].look(plan, at_s) for plan in plans]
-        return to_run_look(looks, self._describe_servers(looks), at_s=at_s)
+        model = find_model(read_run_file(self._output_dir))
+        return to_run_look(looks, self._describe_servers(looks), at_s=at_s, model=model)
 
     def _describe_servers(self, looks: Sequence["DatasetLook"]) -> list[ServerActivity]:
         now_s = max((one.now_s for one in looks), default=0.0)
@@ -117,8 +126,21 @@ class _DatasetLogWatch:
         self._clock_ahead_s = min(self._clock_ahead_s, age_s)
 
 
-def to_run_look(looks: Sequence[DatasetLook], servers: Sequence[ServerActivity], *, at_s: float) -> RunLook:
-    """The datasets together."""
+def find_model(run: Mapping[str, Any]) -> str:
+    """The model's name in run.json: of a folder, its last part."""
+    model = str(run.get("fingerprint", {}).get("model") or "")
+    return model if model.count("/") < 2 else Path(model).name
+
+
+def to_run_look(
+    looks: Sequence[DatasetLook],
+    servers: Sequence[ServerActivity],
+    *,
+    at_s: float,
+    model: str = "",
+    ended: bool = False,
+) -> RunLook:
+    """The datasets together; with `ended`, none is generated any more."""
     stats, idle_s = [one.stats for one in looks], [one.idle_s for one in looks]
     pace = measure_pace(stats)
     now_s = max((one.now_s for one in looks), default=at_s)
@@ -128,15 +150,21 @@ def to_run_look(looks: Sequence[DatasetLook], servers: Sequence[ServerActivity],
         stats=tuple(stats),
         idle_s=tuple(idle_s),
         servers=tuple(servers),
-        problems=find_problems(stats, now_s=now_s, idle_s=idle_s, pace=pace),
+        problems=find_problems(stats, now_s=now_s, idle_s=idle_s, pace=pace, ended=ended),
+        model=model,
     )
 
 
 def describe_progress(
-    stats: DatasetStats, idle_s: float | None = None, speed: float = 0.0
+    stats: DatasetStats, idle_s: float | None = None, speed: float = 0.0, *, ended: bool = False
 ) -> DatasetProgress:
-    """Statistics as progress; without `idle_s` there is no answer yet, or it does not matter when."""
+    """Statistics as progress; without `idle_s` there is no answer yet, or it does not matter when.
+
+    With `ended`, nothing is generated any more.
+    """
     state = _find_state(stats, idle_s)
+    if ended and state == "generating":
+        state = "damaged" if stats.unreadable else "stopped"
     is_moving = state == "generating"
     left_tokens = estimate_left_tokens(
         DatasetPlan(stats.name, stats.budget_tokens, stats.max_samples),
@@ -159,6 +187,7 @@ def describe_progress(
         rejected=stats.rejected,
         tokens_per_s=speed if is_moving else 0.0,
         pace=measure_pace([stats]) if is_moving else None,
+        short_tokens=estimate_unreachable(stats),
     )
 
 
@@ -166,5 +195,5 @@ def _find_state(stats: DatasetStats, idle_s: float | None) -> State:
     if stats.status != "incomplete":
         return stats.status
     if idle_s is None:
-        return "waiting"
-    return "generating" if idle_s < SILENT_S else "stopped"
+        return "damaged" if stats.unreadable else "waiting"
+    return "generating" if idle_s < SILENT_S else "damaged" if stats.unreadable else "stopped"

@@ -16,16 +16,22 @@ from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, DatasetStats, Gap, find_gap
 SILENT_S = PAUSE_S  # without an answer for so long, a dataset is taken to have stopped
 WINDOW_S = 3600.0  # of work: answers of some minutes, and datasets of other lengths, level out in it
 TOO_EARLY_S, GUESS_S = 120.0, 600.0  # of work; before them a speed says nothing, or little
+_DIFFERENT = 0.1  # of the mean speed from the last hour's; less is no news
 _FALLEN, _EDGE_S, _STEP_S, _STEPS = 0.5, 300.0, 60.0, 300
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """A speed that fell to less than half: when, in seconds since 1970, and the speeds around that."""
+    """A speed that fell to less than half: when, in seconds since 1970, and the means around that.
+
+    `before_s` and `after_s` say how much work each is the mean of.
+    """
 
     at_s: float
     before: float
+    before_s: float
     after: float
+    after_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,21 @@ class Pace:
         """Whether what is said of the end is a first guess."""
         return self.worked_s < GUESS_S
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last hour's speed is another than the mean."""
+        return abs(self.mean_tokens_per_s - self.tokens_per_s) > _DIFFERENT * self.mean_tokens_per_s
+
     def measure_left(self, left_tokens: float) -> float | None:
         """Seconds of work that tokens will take; None where nothing can be said."""
-        if self.is_too_early or left_tokens <= 0 or self.tokens_per_s <= 0:
-            return None
-        return left_tokens / self.tokens_per_s
+        return self._measure_left(left_tokens, self.tokens_per_s)
+
+    def measure_left_on_average(self, left_tokens: float) -> float | None:
+        """The same at the mean speed."""
+        return self._measure_left(left_tokens, self.mean_tokens_per_s)
+
+    def _measure_left(self, left_tokens: float, speed: float) -> float | None:
+        return None if self.is_too_early or left_tokens <= 0 or speed <= 0 else left_tokens / speed
 
 
 def select_generated(stats: Sequence[DatasetStats]) -> Sequence[DatasetStats]:
@@ -146,4 +162,4 @@ def _split(timeline: _Timeline, begin_s: float) -> Fall:
         if before > after and gain > best:
             best, found = gain, (at_s, before, after)
     at_s, before, after = found
-    return Fall(timeline.find_clock(at_s), before, after)
+    return Fall(timeline.find_clock(at_s), before, at_s - begin_s, after, end_s - at_s)

@@ -14,10 +14,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from tasks.core.dataset_problems import count_of
 from tasks.core.files import write_bytes_atomically
-from tasks.core.log_watch import describe_progress
-from tasks.core.pace import Pace, find_idle, measure_pace, select_generated
-from tasks.core.problems import Problems, count_of, describe_pauses, find_problems, is_running
+from tasks.core.log_watch import DatasetLook, RunLook, describe_progress, find_model, to_run_look
+from tasks.core.outlook import describe_left, describe_mean, describe_needs, describe_work
+from tasks.core.pace import Pace, find_idle, select_generated
+from tasks.core.problems import describe_pauses, is_running
 from tasks.core.report_charts import (
     Chart,
     draw_coverage,
@@ -25,27 +27,35 @@ from tasks.core.report_charts import (
     draw_throughput,
 )
 from tasks.core.run_file import read_run_file
-from tasks.core.run_progress import RunProgress
+from tasks.core.run_progress import RunProgress, State, describe_state
 from tasks.core.stats import PAUSE_S, DatasetStats, parse_time, total_stats
 from tasks.core.stats_views import describe_status, format_percent
-from tasks.core.times import format_duration, format_end, format_time
+from tasks.core.times import format_duration, format_end, format_moment, format_time
 
 REPORT_FILE = "report.html"
 _MANIFEST = Path("export") / "manifest.json"
 _WIDE, _NARROW, _PHONE, _TALL, _LOW = 900.0, 400.0, 290.0, 200.0, 90.0  # in units of a chart, pixels or less
-_DIFFERENT = 0.1  # of the mean speed from the last hour's; less is no news
 _ASIDE_ROWS = 40
 _ENDINGS = {"stop": "By themselves", "length": "Cut off", "abort": "Ended by the server"}
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One of the questions that everybody has, with its answer; `tone` is good, bad or plain."""
+    """One of the questions that everybody has, with its answer; `tone` is good, bad, warn or plain."""
 
     question: str
     answer: str
     detail: str
     tone: str = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A dataset in the tables, or the total: its figures, and its state in a word of the monitor's."""
+
+    stats: DatasetStats
+    state: State
+    word: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +104,24 @@ def render_report(
     ended: bool = False,
 ) -> str:
     """The page as text; `run` is the content of run.json, `manifest` that of the export's, if any."""
+    look = look_at(stats, now_s=now.timestamp(), ended=ended, model=find_model(run))
+    running = is_running(look.idle_s, ended=ended)
+    rows = [_to_row(look, at) for at in range(len(stats))]
+    asked = [row for row in rows if row.stats.budget_tokens is not None]
     generated = total_stats(select_generated(stats))
-    pace, now_s = measure_pace(stats), now.timestamp()
-    running = is_running(find_idle(stats, now_s=now_s), ended=ended)
-    problems = find_problems(stats, now_s=now_s, pace=pace, ended=ended)
-    throughput_text = _describe_throughput(generated, pace, now_s=now_s, running=running)
     coverage = read_coverage(manifest)
     return _load_template().render(
-        title=_find_title(run, folder),
+        title=look.model or Path(folder).name,
         folder=folder,
         written=f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-        tiles=make_tiles(stats, problems, pace, now=now, running=running),
-        problems=problems,
-        running=running,
-        stats=list(stats),
-        total=(total := total_stats(stats)),
-        has_unbudgeted=any(one.budget_tokens is None for one in stats) and total.budget_tokens is not None,
-        throughput=_draw_throughput(generated),
-        throughput_text=throughput_text,
+        tiles=make_tiles(look, running=running),
+        problems=look.problems,
+        asked=[*asked, _sum_up(look, generated, running=running)] if asked else [],
+        conversations=[row for row in rows if row.stats.budget_tokens is None],
+        throughput=_draw_throughput(generated, until_s=_find_silence(look, generated, running=running)),
+        throughput_text=_describe_throughput(generated, look, running=running),
         lengths=_draw_lengths(stats),
-        reasons=sorted(total.finish_reasons, key=lambda reason: -total.finish_reasons[reason]),
+        reasons=sorted(generated.finish_reasons, key=lambda reason: -generated.finish_reasons[reason]),
         endings=_ENDINGS,
         set_aside=list(_list_set_aside(stats)),
         coverage=coverage,
@@ -123,17 +131,38 @@ def render_report(
     )
 
 
-def make_tiles(
-    stats: Sequence[DatasetStats], problems: Problems, pace: Pace | None, *, now: datetime, running: bool
-) -> list[Tile]:
+def look_at(stats: Sequence[DatasetStats], *, now_s: float, ended: bool = False, model: str = "") -> RunLook:
+    """What a monitor would find, from statistics alone: the speed of the last minutes is not in them."""
+    looks = [
+        DatasetLook(describe_progress(one, idle, ended=ended), one, idle, now_s)
+        for one, idle in zip(stats, find_idle(stats, now_s=now_s), strict=True)
+    ]
+    return to_run_look(looks, (), at_s=now_s, model=model, ended=ended)
+
+
+def _to_row(look: RunLook, at: int) -> Row:
+    one = look.progress.datasets[at]
+    return Row(look.stats[at], one.state, describe_state(one, look.idle_s[at]))
+
+
+def _sum_up(look: RunLook, total: DatasetStats, *, running: bool) -> Row:
+    """The total of the datasets with a budget: it is at work, or stopped, or done."""
+    asked = [one for one in look.progress.datasets if one.budget_tokens is not None]
+    state = RunProgress(tuple(asked)).total.state
+    if state == "waiting" and total.rows and not running:
+        state = "stopped"
+    return Row(total, state, describe_status(state))
+
+
+def make_tiles(look: RunLook, *, running: bool) -> list[Tile]:
     """How far, how fast, when done, what went wrong."""
-    progress = RunProgress(tuple(map(describe_progress, stats)))
-    total = progress.total
+    progress, problems = look.progress, look.problems
     notes = f"{count_of(len(problems.notes), 'note')} below" if problems.notes else "no dataset needs a look"
     wrong = Tile("What went wrong?", "Nothing", notes, "good")
     if problems.trouble:
         things = count_of(len(problems.trouble), "thing")
         wrong = Tile("What went wrong?", things, problems.trouble[0], "bad")
+    total = progress.total
     return [
         Tile(
             "How far?",
@@ -141,46 +170,52 @@ def make_tiles(
             progress.describe_reached(),
             "good" if total.state == "complete" else "plain",
         ),
-        _make_speed_tile(total_stats(stats), pace),
-        _make_end_tile(stats, pace, left_tokens=total.left_tokens, now=now, running=running),
+        _make_speed_tile(total_stats(select_generated(look.stats)), progress),
+        _make_end_tile(look, running=running),
         wrong,
     ]
 
 
-def _make_speed_tile(total: DatasetStats, pace: Pace | None) -> Tile:
+def _make_speed_tile(total: DatasetStats, progress: RunProgress) -> Tile:
+    """Of the last hour while there is more to do, of all of the work afterwards."""
+    pace = progress.pace
     if pace is None or total.last_finished_at is None:
         return Tile("How fast?", "not known", "no answer names its time" if total.rows else "no answer yet")
+    what = "last conversation" if total.budget_tokens is None else "last answer"
+    last = f"{what} {format_moment(parse_time(total.last_finished_at))}"
+    if progress.total.is_done:
+        answer, _, over = describe_mean(pace).partition(" on average ")
+        return Tile("How fast?", answer, f"on average {over}; {last}")
     over = f"over the {format_duration(pace.worked_s)} of work so far"
     if pace.worked_s > pace.measured_s:
         over = "over the last hour of work"
-    mean, last = pace.mean_tokens_per_s, format_time(parse_time(total.last_finished_at))
-    differs = abs(mean - pace.tokens_per_s) > _DIFFERENT * mean
-    average = f" ({mean:,.0f} on average)" if differs else ""
-    return Tile("How fast?", f"{pace.tokens_per_s:,.0f} tokens/s", f"{over}{average}; last answer {last} UTC")
+    average = f" ({pace.mean_tokens_per_s:,.0f} on average)" if pace.has_changed else ""
+    return Tile("How fast?", f"{pace.tokens_per_s:,.0f} tokens/s", f"{over}{average}; {last}")
 
 
-def _make_end_tile(
-    stats: Sequence[DatasetStats], pace: Pace | None, *, left_tokens: float, now: datetime, running: bool
-) -> Tile:
-    question, status = "When done?", total_stats(stats).status
-    if status != "incomplete":
-        end = _describe_end(total_stats(select_generated(stats)), pace)
-        if status == "exhausted":
+def _make_end_tile(look: RunLook, *, running: bool) -> Tile:
+    question, progress = "When done?", look.progress
+    pace, total, left = progress.pace, progress.total, describe_left(progress)
+    if total.is_done:
+        end = _describe_end(total_stats(select_generated(look.stats)), pace)
+        if total.state == "exhausted":
             return Tile(question, "finished", f"short of the budget, for want of prompts: {end}")
         return Tile(question, "done", end, "good")
-    left_s = None if pace is None else pace.measure_left(left_tokens)
-    left = f"{left_tokens:,.0f} tokens left"
     if pace is not None and not running:
-        work = f", {format_duration(left_s)} of work at that speed" if left_s else ""
-        return Tile(question, "not running", f"{left}{work}", "bad")
-    if pace is None or not left_tokens:
+        return Tile(question, "not running", describe_work(progress), "bad")
+    if pace is None or not total.left_tokens:
         return Tile(question, "not known", "nothing to reckon from yet")
-    if left_s is None:
+    if progress.eta_s is None and pace.is_too_early:
         worked = format_duration(pace.worked_s)
         return Tile(question, "too early to tell", f"{left}, after {worked} of work")
-    answer, _, clock = format_end(left_s, now_s=now.timestamp()).partition(" (")
+    needs = describe_needs(progress)
+    tone = "warn" if needs or total.short_tokens else "plain"
+    if progress.eta_s is None:
+        return Tile(question, "not known", f"{needs}; {left}" if needs else left, tone)
+    answer, _, clock = format_end(progress.eta_s, now_s=look.at_s).partition(" (")
     guess = "a first guess: " if pace.is_guess else ""
-    return Tile(question, answer, f"{guess}{clock.rstrip(')')}, with {left} at that speed")
+    detail = f"{guess}{clock.rstrip(')')} at that speed; {f'{needs}; ' if needs else ''}{left}"
+    return Tile(question, f"the rest {answer}" if needs else answer, detail, tone)
 
 
 def _describe_end(total: DatasetStats, pace: Pace | None) -> str:
@@ -190,7 +225,7 @@ def _describe_end(total: DatasetStats, pace: Pace | None) -> str:
     took = format_duration(end_s - parse_time(total.started_at))
     pauses = sum(pause.seconds for pause in pace.pauses)
     within = f", of which {format_duration(pauses)} were pauses" if pauses else ""
-    return f"{format_time(end_s)} UTC, after {took}{within}"
+    return f"{format_moment(end_s)}, after {took}{within}"
 
 
 def read_coverage(manifest: Any) -> Coverage | None:
@@ -220,28 +255,32 @@ def _read_manifest(output_dir: Path) -> Any:
         return None
 
 
-def _find_title(run: Mapping[str, Any], folder: str) -> str:
-    model = str(run.get("fingerprint", {}).get("model") or "")
-    return model if model.count("/") < 2 and model else Path(model or folder).name
-
-
-def _draw_throughput(total: DatasetStats) -> list[tuple[str, Chart]]:
+def _draw_throughput(total: DatasetStats, *, until_s: float | None) -> list[tuple[str, Chart]]:
     """For a screen and for a phone: the class that shows it, and the chart."""
     tokens = total.tokens_by_time
     sizes = (("broad", _WIDE), ("phone", _PHONE)) if tokens else ()
-    return [(name, draw_throughput(tokens, width=width, height=_TALL)) for name, width in sizes]
+    return [
+        (name, draw_throughput(tokens, width=width, height=_TALL, until_s=until_s)) for name, width in sizes
+    ]
 
 
-def _describe_throughput(total: DatasetStats, pace: Pace | None, *, now_s: float, running: bool) -> str:
+def _find_silence(look: RunLook, total: DatasetStats, *, running: bool) -> float | None:
+    """Now, where a run that is not done has given nothing for long."""
+    if running or total.status != "incomplete" or not total.tokens_by_time:
+        return None
+    return look.at_s if look.at_s - max(total.tokens_by_time) > PAUSE_S else None
+
+
+def _describe_throughput(total: DatasetStats, look: RunLook, *, running: bool) -> str:
+    pace = look.progress.pace
     if pace is None or not total.tokens_by_time:
         return "No answer names the time at which it was there."
     first, last = min(total.tokens_by_time), max(total.tokens_by_time)
     has_stopped = total.status == "incomplete" and not running
-    since = f", and none in the {format_duration(now_s - last)} since" if has_stopped else ""
-    text = f"Answers from {format_time(first)} to {format_time(last)} UTC{since}."
+    since = f", and none in the {format_duration(look.at_s - last)} since" if has_stopped else ""
+    text = f"Answers from {format_time(first)} to {format_moment(last)}{since}."
     if pace.pauses:
-        still = describe_pauses(pace.pauses)
-        return f"{text} The run {still}."
+        return f"{text} There were {describe_pauses(pace.pauses)}."
     return text if has_stopped else f"{text} No pause was longer than {format_duration(PAUSE_S)}."
 
 
@@ -259,7 +298,7 @@ def _draw_lengths(stats: Sequence[DatasetStats]) -> list[tuple[DatasetStats, Cha
                 height=_LOW,
             ),
         )
-        for one in stats
+        for one in sorted(stats, key=lambda one: one.budget_tokens is None)
         if one.lengths
     ]
 
@@ -327,5 +366,5 @@ def _load_template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": format_percent, "in_words": describe_status}
+    environment.filters |= {"percent": format_percent}
     return environment.get_template(REPORT_FILE)

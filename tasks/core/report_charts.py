@@ -100,15 +100,19 @@ class TimeAxis:
         return cuts
 
 
-def draw_throughput(tokens: Mapping[int, int], *, width: float, height: float) -> Chart:
+def draw_throughput(
+    tokens: Mapping[int, int], *, width: float, height: float, until_s: float | None = None
+) -> Chart:
     """Tokens per second over the time of a run; a long time without answers is cut out and marked.
 
     Args:
         tokens: by the second since 1970 at which a bucket of TIME_BUCKET_S begins.
         width: of the chart.
         height: of the chart.
+        until_s: where given, there was no answer from the last one up to this second since 1970.
     """
-    axis = lay_out_time(tokens, width=width)
+    inner = width if until_s is None else width - _CUT_WIDTH
+    axis = lay_out_time(tokens, width=inner)
     buckets: dict[int, int] = {}
     for at, count in tokens.items():
         buckets[at // axis.step_s] = buckets.get(at // axis.step_s, 0) + count
@@ -130,10 +134,17 @@ def draw_throughput(tokens: Mapping[int, int], *, width: float, height: float) -
         width=width,
         height=height,
         bars=bars,
-        x_ticks=_tick_time(axis, width),
+        x_ticks=_tick_time(axis, inner),
         y_ticks=_tick_height(y_ticks, height),
-        cuts=axis.find_cuts(sorted(tokens)),
+        cuts=axis.find_cuts(sorted(tokens))
+        + ([] if until_s is None else [_cut_end(inner, max(tokens) + TIME_BUCKET_S, until_s)]),
     )
+
+
+def _cut_end(x: float, last_s: float, until_s: float) -> Cut:
+    lasted = format_duration(until_s - last_s)
+    text = f"No answer for {lasted}, from {format_time(last_s)} to {format_time(until_s)} UTC, and none since"
+    return Cut(x, _CUT_WIDTH, f"none for {lasted}", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ SPEED_WINDOW_S = 60.0
 FRESH_S = 15.0  # three checkpoints: one that is not older belongs to a dataset that is being generated
 SILENT_S = 60.0
 
-State = Literal["waiting", "generating", "stopped", "complete", "exhausted"]
+QUIET_S = 60.0  # a newer answer is not worth a word
+
+State = Literal["waiting", "generating", "stopped", "damaged", "complete", "exhausted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,9 @@ class DatasetProgress:
 
     `prompts` is None before they are prepared. `rejected` counts the lines of rejected.jsonl by reason.
     `left_tokens` is what is still expected: up to the budget, or less where the prompts or the sample cap
-    end first. `tokens_per_s` is that of the last minutes, 0 where it is not known yet or nothing
-    moves; `pace` that of the last hour, where the logs were read.
+    end first, and `short_tokens` what the prompts do not suffice for. `tokens_per_s` is that of the last
+    minutes, 0 where it is not known yet or nothing moves; `pace` that of the last hour, where the logs were
+    read.
     """
 
     name: str
@@ -55,6 +58,7 @@ class DatasetProgress:
     rejected: dict[str, int]
     tokens_per_s: float
     pace: Pace | None = None
+    short_tokens: float = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -63,14 +67,18 @@ class DatasetProgress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end at the speed of the last hour; None when nothing moves or it is too early."""
+        """Seconds to the end if its speed stays."""
+        return self.measure_left(self.left_tokens)
+
+    def measure_left(self, left_tokens: float) -> float | None:
+        """Seconds that tokens take at the last hour's speed; None when nothing moves or it is too early."""
         if self.is_done:
             return 0.0
-        if self.left_tokens <= 0 or self.tokens_per_s <= 0:
+        if left_tokens <= 0 or self.state != "generating":
             return None
         if self.pace is not None:
-            return self.pace.measure_left(self.left_tokens)
-        return self.left_tokens / self.tokens_per_s
+            return self.pace.measure_left(left_tokens)
+        return left_tokens / self.tokens_per_s if self.tokens_per_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +93,17 @@ class RunProgress:
         return [(one, one.budget_tokens) for one in self.datasets if one.budget_tokens is not None]
 
     @property
+    def _counted(self) -> Sequence[DatasetProgress]:
+        return [one for one, _ in self._budgeted] or self.datasets
+
+    @property
     def total(self) -> DatasetProgress:
         """All datasets as one: generating while one of them is, done when all are.
 
         Tokens and their speed are those that count against a budget, where there is one.
         """
         prompts = [one.prompts for one in self.datasets if one.prompts is not None]
-        counted = [one for one, _ in self._budgeted] or self.datasets
+        counted = self._counted
         return DatasetProgress(
             name=TOTAL,
             state=_total_state([one.state for one in self.datasets]),
@@ -107,7 +119,29 @@ class RunProgress:
             rejected=_add(one.rejected for one in self.datasets),
             tokens_per_s=sum(one.tokens_per_s for one in counted),
             pace=self.pace,
+            short_tokens=sum(one.short_tokens for one in counted),
         )
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """The datasets that do not go on by themselves, while others do or not."""
+        stuck = ("damaged", "stopped") if self.total.state == "generating" else ("damaged",)
+        return tuple(one.name for one in self.datasets if one.state in stuck)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the end of all that goes on by itself."""
+        total, stuck = self.total, self.stuck
+        waits = sum(one.left_tokens for one in self._counted if one.name in stuck)
+        return total.measure_left(total.left_tokens - waits)
+
+    def measure_end(self, one: DatasetProgress) -> float | None:
+        """Seconds to the end of one of its datasets.
+
+        None ends later than the whole: its share of the window grows as the others end.
+        """
+        own_s, whole_s = one.eta_s, self.eta_s
+        return own_s if own_s is None or whole_s is None else min(own_s, whole_s)
 
     def describe_done(self) -> str:
         """How many datasets are done, and how many more ended for want of prompts."""
@@ -130,12 +164,14 @@ class RunProgress:
         if total.state == "stopped":
             return f"{self.describe_reached()}, stopped"
         speed = total.tokens_per_s if self.pace is None else self.pace.tokens_per_s
-        end = "end not known yet" if total.eta_s is None else f"done in {format_duration(total.eta_s)}"
+        what = "the rest" if self.stuck else "done"
+        end = "end not known yet" if self.eta_s is None else f"{what} in {format_duration(self.eta_s)}"
         return f"{self.describe_reached()}, {speed:,.0f} tokens/s, {end}"
 
     def to_rows(self) -> list[dict[str, str]]:
         """A line per dataset and one for the total, as text: the rows of a Prefect table artifact."""
-        return [_to_row(one) for one in (*self.datasets, self.total)]
+        rows = [_to_row(one, self.measure_end(one)) for one in self.datasets]
+        return [*rows, _to_row(self.total, self.eta_s)]
 
 
 class DatasetWatch:
@@ -308,8 +344,18 @@ def estimate_left_tokens(
     return 0.0 if left == inf else left  # conversations of unknown length
 
 
+def describe_state(one: DatasetProgress, idle_s: float | None) -> str:
+    """In words, with how long there has been no answer where that is worth one."""
+    word = describe_status(one.state)
+    if one.state == "generating" and one.budget_tokens is None and one.name != TOTAL:
+        word = "converting"
+    if one.state not in ("generating", "stopped") or idle_s is None or idle_s < QUIET_S:
+        return word
+    return f"{'stopped' if one.state == 'stopped' else 'quiet'} {format_duration(idle_s, units=1)}"
+
+
 def _total_state(states: Sequence[State]) -> State:
-    order: tuple[State, ...] = ("generating", "waiting", "stopped", "exhausted")
+    order: tuple[State, ...] = ("generating", "waiting", "stopped", "damaged", "exhausted")
     return next((state for state in order if state in states), "complete")
 
 
@@ -320,7 +366,7 @@ def _add(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _to_row(one: DatasetProgress) -> dict[str, str]:
+def _to_row(one: DatasetProgress, eta_s: float | None) -> dict[str, str]:
     return {
         "dataset": one.name,
         "state": describe_status(one.state),
@@ -328,7 +374,7 @@ def _to_row(one: DatasetProgress) -> dict[str, str]:
         "completion tokens": f"{one.completion_tokens:,}",
         "budget": "" if one.budget_tokens is None else f"{one.budget_tokens:,}",
         "tokens/s (1 min)": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
-        "done in": "" if one.is_done else format_duration(one.eta_s),
+        "done in": "" if one.is_done else format_duration(eta_s),
         "answers": f"{one.rows:,}",
         "prompts": "" if one.prompts is None else f"{one.prompts:,}",
         "finish reasons": format_counts(one.finish_reasons),

@@ -1,11 +1,10 @@
 """Moments and durations as people say them.
 
-Knows seconds and zones; does not know what they are of. Invariant: a moment names its zone, but on an axis.
+Knows seconds; does not know what they are of. Invariant: a moment is one of UTC with its date, and says so
+but on an axis.
 """
 
-from datetime import UTC, datetime, tzinfo
-
-_WEEKDAY_IS_CLEAR_S = 6 * 86_400
+from datetime import UTC, datetime
 
 
 def format_duration(seconds: float | None, *, units: int = 2) -> str:
@@ -23,23 +22,19 @@ def format_duration(seconds: float | None, *, units: int = 2) -> str:
     return f"{large} {names[0]} {small} {names[1]}" if small and units > 1 else f"{large} {names[0]}"
 
 
-def format_end(left_s: float, *, now_s: float, zone: tzinfo | None = UTC) -> str:
-    """When something is done: in how long, and at what time of a zone (None is this machine's)."""
-    at = datetime.fromtimestamp(now_s + left_s, UTC).astimezone(zone)
-    day = "%a" if left_s < _WEEKDAY_IS_CLEAR_S else "%a %b %d"
-    return f"in {format_duration(left_s)} (about {at:{day} %H:%M %Z})"
+def format_end(left_s: float, *, now_s: float) -> str:
+    """When something is done: in how long, and at what time."""
+    return f"in {format_duration(left_s)} (about {format_moment(now_s + left_s)})"
 
 
-def format_past(at_s: float, *, now_s: float, zone: tzinfo | None = UTC) -> str:
-    """When something was: the time of day, and the date where that is not today's."""
-    at, now = (datetime.fromtimestamp(s, UTC).astimezone(zone) for s in (at_s, now_s))
-    return f"{at:%H:%M %Z}" if at.date() == now.date() else f"{at:%b %d %H:%M %Z}"
-
-
-def format_ago(at_s: float, *, now_s: float, zone: tzinfo | None = UTC) -> str:
+def format_ago(at_s: float, *, now_s: float) -> str:
     """When something was, and how long ago that is."""
-    ago = format_duration(max(0.0, now_s - at_s))
-    return f"{format_past(at_s, now_s=now_s, zone=zone)}, {ago} ago"
+    return f"{format_moment(at_s)}, {format_duration(max(0.0, now_s - at_s))} ago"
+
+
+def format_moment(at_s: float) -> str:
+    """A moment in a sentence: date, time and zone, the same way everywhere."""
+    return f"{format_time(at_s)} UTC"
 
 
 def format_time(at_s: float, *, with_date: bool = True, seconds: bool = False) -> str:

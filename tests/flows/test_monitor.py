@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -123,10 +124,10 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
     """And says how far, how fast, when done and what went wrong, whatever the names hold."""
     start_run(tmp_path, **{"B4_mixturethoughts": 10_000_000, "A1": None, "[red]x": 2000})
     add_rows(tmp_path / "B4_mixturethoughts", rows=12, tokens=100_000)
-    add_rows(tmp_path / "[red]x", rows=3, reason="length")
+    add_rows(tmp_path / "[red]x", rows=20, tokens=10, reason="length")
     refuse(tmp_path / "[red]x")
     shown = "\n".join(show(tmp_path, width=100, is_cut=False))
-    assert "…" not in shown
+    assert "…" not in shown.split("\n", 1)[1]
     for text in (
         "B4_mixturethoughts",
         "[red]x",
@@ -135,12 +136,14 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
         "generating",
         "tokens/s; too early to tell when done",
         "tok/s (5 min)",
-        "length 3 (cut off at max_new_tokens)",
-        "not used: http_500 1 (see",
+        "length 20 (cut off at max_new_tokens)",
+        "unanswered: http_500 1 (see",
     ):
         assert text in shown
-    assert "! [red]x: prompts without an answer: http_500 1" in shown
-    assert "! [red]x: 100% of its answers (100% of its tokens) were cut off at max_new_tokens 100" in shown
+    assert "! [red]x: 1 prompt without an answer (http_500 1): rejected.jsonl says why" in shown
+    assert (
+        "! cut off at max_new_tokens 10 (a problem from 50% of a dataset's tokens): [red]x 100% (20" in shown
+    )
 
 
 def start_ten(folder):
@@ -162,7 +165,7 @@ def test_ten_datasets_fit_in_a_terminal(tmp_path, size):
     shown = "\n".join(lines)
     for text in (*names, "52.7%", "5 of 10 datasets done", "tokens/s; too early to tell", "! B6_"):
         assert text in shown
-    assert "…" not in shown
+    assert "…" not in "\n".join(lines[1:])
 
 
 @pytest.mark.parametrize("size", [(80, 24), (80, 14), (60, 16)])
@@ -177,8 +180,9 @@ def test_what_went_wrong_comes_before_what_is_done(tmp_path, size):
     lines = show(tmp_path, width=size[0], height=size[1])
     assert len(lines) < size[1]
     shown = "\n".join(lines)
-    for text in ("25 of 30 datasets done", "! d25: prompts without an answer", "more: done "):
+    for text in ("25 of 30 datasets done", "! d25: 1 prompt without an answer"):
         assert text in shown
+    assert re.search(r"^and \d+ more: (waiting \d+, )?done \d+$", shown, re.M)
     assert [line.split()[1] for line in lines if line.startswith("d25 ")] == ["generating"]
 
 
@@ -191,9 +195,56 @@ def test_much_trouble_leaves_room_for_the_datasets(tmp_path):
     lines = show(tmp_path)
     assert len(lines) < 24
     assert sum(line.startswith("! ") for line in lines) >= 5
-    assert any(" more, in --json" in line for line in lines)
     assert any(line.startswith("B7_") for line in lines)
-    assert lines[-1] == "and 7 more: waiting 2, done 5"
+    assert any(line.startswith("and ") and " more: waiting 2, done " in line for line in lines)
+    assert lines[-1].startswith("in a larger window, or with --once: ")
+    assert "problem" in lines[-1]
+    assert "in a larger window" not in "\n".join(show(tmp_path, is_cut=False))
+
+
+def test_what_does_not_fit_is_counted(tmp_path):
+    """Notes, how answers ended and servers; the datasets that nobody has to see are folded before."""
+    names = start_ten(tmp_path)
+    for name in names[:4]:
+        (tmp_path / name / "rejected.jsonl").write_bytes(
+            b"".join(
+                Rejected(
+                    str(n), "no_user_turn", "", permanent=True, stage="prepare", where=f"f:{n}"
+                ).to_line()
+                for n in range(15)
+            )
+        )
+        report = {"key": "", "rows_read": 100, "conversations": 90, "prompts": 90, "duplicates": 0}
+        report |= {"rejected": {"no_user_turn": 15}, "reused": False}
+        (tmp_path / name / "prepare.json").write_text(json.dumps(report))
+    lines = show(tmp_path, height=17)
+    assert len(lines) < 17
+    assert lines[-1].startswith("in a larger window, or with --once: ")
+    assert "more note" in lines[-1]
+    assert "how answers ended" in lines[-1]
+    assert any(line.startswith("and 7 more: waiting 2, done 5") for line in lines)
+    assert [line.split()[0] for line in lines if " generating" in line] == names[5:8]
+
+
+def test_the_first_line_says_when_which_model_and_where(tmp_path):
+    """Of a long path its end."""
+    start_run(tmp_path, a=1000)
+    update_run_file(tmp_path, fingerprint={"model": "org/model"}, details={}, now="now")
+    [title] = show(tmp_path, width=70)[:1]
+    assert re.fullmatch(r"\w{3} \d\d \d\d:\d\d:\d\d UTC  org/model  ….*" + tmp_path.name[-9:], title)
+    assert len(title) <= 70
+
+
+def test_conversations_are_converted_and_not_answered(tmp_path):
+    """What their dataset has is in no count of answers."""
+    start_run(tmp_path, free=None, a=100_000)
+    report = {"key": "", "rows_read": 8, "conversations": 8, "prompts": 8, "duplicates": 0, "rejected": {}}
+    for name in ("free", "a"):
+        add_rows(tmp_path / name, rows=4)
+    (tmp_path / "free" / "prepare.json").write_text(json.dumps(report | {"reused": False}))
+    shown = "\n".join(show(tmp_path, width=120))
+    assert re.search(r"^free +converting ", shown, re.M)
+    assert "answers ended: stop 4; converted: 4 of 8 conversations of free" in shown
 
 
 def test_a_run_that_stopped_says_so(tmp_path):
@@ -201,6 +252,7 @@ def test_a_run_that_stopped_says_so(tmp_path):
     start_ten(tmp_path)
     shown = "\n".join(show(tmp_path, after_s=7260))
     assert "not running; 4.73M tokens left" in shown
+    assert "server" not in shown.split("! the run stopped")[0]
     assert "stopped 2 h" in shown
     [trouble] = [part.split("\n\n")[0] for part in shown.split("! the run stopped at ")[1:]]
     words = " ".join(trouble.split())
@@ -213,12 +265,15 @@ def test_a_run_that_is_done_shows_no_servers(tmp_path):
     for name in "ab":
         add_rows(tmp_path / name, rows=10)
     assert any(line.startswith("everything is done, finished ") for line in show(tmp_path))
-    assert any(line.endswith(", 60 min ago") for line in show(tmp_path, after_s=3600))
-    assert not any("server" in line or "tok/s" in line for line in show(tmp_path))
+    lines = show(tmp_path, after_s=3600, width=120)
+    assert any(", 60 min ago; " in line and "tokens/s on average over " in line for line in lines)
+    assert not any("server" in line or "tok/s" in line for line in show(tmp_path)[1:])
     start_run(tmp_path, a=5000)
     report = {"key": "", "rows_read": 10, "conversations": 10, "prompts": 10, "duplicates": 0, "rejected": {}}
     (tmp_path / "a" / "prepare.json").write_text(json.dumps(report | {"reused": False}))
-    assert any(", short of the budget: there are no more prompts" in line for line in show(tmp_path))
+    assert any(
+        ", short of the budget: there are no more prompts" in line for line in show(tmp_path, width=120)
+    )
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 92, 120])

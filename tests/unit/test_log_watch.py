@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tasks.core.log_tail import LogTail
 from tasks.core.log_watch import RunLogWatch
-from tasks.core.pace import SILENT_S, measure_pace
-from tasks.core.problems import find_problems, is_running
+from tasks.core.pace import SILENT_S
+from tasks.core.problems import is_running
 from tasks.core.records import Rejected, Response
-from tasks.core.report import make_tiles
+from tasks.core.report import look_at, make_tiles
 from tasks.core.run_file import RunFolderError, update_run_file
 from tasks.core.run_stats import collect_stats, read_plans
 from tasks.core.stats_scan import DatasetScan
@@ -196,7 +196,7 @@ def test_a_dataset_without_an_answer_for_minutes_has_stopped(tmp_path):
     look = watch.look(NOW_S + SILENT_S)
     assert [one.state for one in look.progress.datasets] == ["stopped", "complete"]
     assert look.progress.total.tokens_per_s == 0
-    expected = "the run stopped at 08:00 UTC, 5 min ago, with 1 of 2 datasets not done: "
+    expected = "the run stopped at Jan 15 08:00 UTC, 5 min ago, with 1 of 2 datasets not done: "
     assert look.problems.trouble == [f"{expected}run the same command again to go on"]
 
 
@@ -238,14 +238,19 @@ def test_a_monitor_and_a_report_of_one_run_agree(tmp_path, after_s):
         lines = [answer(str(n), at_s=NOW_S - ends_s - 20 * n, finish_reason="length") for n in range(count)]
         write(tmp_path / name, *lines)
     look = RunLogWatch(tmp_path).look(NOW_S + after_s)
-    stats, now = collect_stats(tmp_path, read_plans(tmp_path)), datetime.fromtimestamp(NOW_S + after_s, UTC)
-    pace, problems = measure_pace(stats), find_problems(stats, now_s=NOW_S + after_s)
-    assert look.progress.pace == pace
-    assert look.problems == problems
-    end = make_tiles(stats, problems, pace, now=now, running=is_running(look.idle_s))[2]
+    page = look_at(collect_stats(tmp_path, read_plans(tmp_path)), now_s=NOW_S + after_s)
+    assert page.progress.pace == look.progress.pace
+    assert page.problems == look.problems
+    assert [one.state for one in page.progress.datasets] == [one.state for one in look.progress.datasets]
+    end = make_tiles(page, running=is_running(look.idle_s))[2]
+    assert page.progress.eta_s == look.progress.eta_s
     if after_s < SILENT_S:
-        assert format_end(look.progress.total.eta_s, now_s=look.at_s).startswith(end.answer)
-        assert problems.trouble[0].startswith("old: no answer for 5")
+        expected = format_end(look.progress.eta_s, now_s=look.at_s)
+        assert f"the rest {expected}".startswith(end.answer)
+        assert "old needs you first" in end.detail
+        assert look.problems.trouble[0].startswith("old: no answer for 5")
     else:
-        assert (end.answer, look.progress.total.eta_s) == ("not running", None)
-        assert problems.trouble[0].startswith("the run stopped at 08:00 UTC, 5 min ago, with 3 of 3")
+        assert (end.answer, look.progress.eta_s) == ("not running", None)
+        assert look.problems.trouble[0].startswith(
+            "the run stopped at Jan 15 08:00 UTC, 5 min ago, with 3 of 3"
+        )

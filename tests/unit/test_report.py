@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.pace import SILENT_S, measure_pace
-from tasks.core.problems import Problems, find_problems
+from tasks.core.problems import Problems, find_problems, is_running
 from tasks.core.records import Rejected, Response
-from tasks.core.report import make_tiles, read_coverage, render_report, write_report
+from tasks.core.report import look_at, make_tiles, read_coverage, render_report, write_report
 from tasks.core.report_charts import draw_coverage, draw_lengths, draw_throughput, lay_out_time, nice_ticks
 from tasks.core.run_file import update_run_file
 from tasks.core.run_stats import collect_stats, read_plans
-from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, Damage, find_gaps
+from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, find_gaps
 from tasks.core.stats_scan import scan_dataset
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -50,10 +49,10 @@ def make_stats(
     return dataclasses.replace(stats, **changes)
 
 
-def tiles_of(*stats, problems=None, after_s=100.0, running=True):
+def tiles_of(*stats, after_s=100.0, ended=False):
     """The tiles of a page that is made `after_s` after the first answer."""
-    now = datetime.fromtimestamp(START_S, UTC) + timedelta(seconds=after_s)
-    return make_tiles(stats, problems or Problems([], []), measure_pace(stats), now=now, running=running)
+    look = look_at(stats, now_s=START_S + after_s, ended=ended)
+    return make_tiles(look, running=is_running(look.idle_s, ended=ended))
 
 
 def problems_of(*stats, after_s=100.0, ended=False):
@@ -89,6 +88,7 @@ def test_a_finished_run_is_told_in_four_tiles(tmp_path):
     tiles = tiles_of(make_stats(tmp_path / "d"))
     assert [tile.answer for tile in tiles] == ["100.0%", "11 tokens/s", "done", "Nothing"]
     assert "1,000 of 1,000 tokens, 1 of 1 datasets done" in tiles[0].detail
+    assert tiles[1].detail == "on average over 2 min of work; last answer Jan 15 08:01 UTC"
     assert tiles[2].detail == "Jan 15 08:01 UTC, after 2 min"
 
 
@@ -99,13 +99,13 @@ def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     assert (far.answer, wrong.answer) == ("83.3%", "Nothing")
     assert fast.detail == "over the 12 min of work so far; last answer Jan 15 08:12 UTC"
     assert end.answer == "in 2 min"
-    assert end.detail == "about Fri 08:14 UTC, with 200 tokens left at that speed"
+    assert end.detail == "about Jan 15 08:14 UTC at that speed; 200 tokens left"
     problems = problems_of(stats, after_s=3180)
-    expected = "the run stopped at 08:12 UTC, 41 min ago, with 1 of 1 datasets not done: "
+    expected = "the run stopped at Jan 15 08:12 UTC, 41 min ago, with 1 of 1 datasets not done: "
     assert problems.trouble == [f"{expected}run the same command again to go on"]
-    [*_, end, wrong] = tiles_of(stats, problems=problems, after_s=3180, running=False)
+    [*_, end, wrong] = tiles_of(stats, after_s=3180)
     assert (end.answer, end.tone) == ("not running", "bad")
-    assert end.detail == "200 tokens left, 2 min of work at that speed"
+    assert end.detail == "200 tokens left: 2 min of work at its 1 tokens/s"
     assert (wrong.answer, wrong.detail) == ("1 thing", problems.trouble[0])
 
 
@@ -113,17 +113,19 @@ def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     ("every_s", "answer", "detail"),
     [
         (10, "too early to tell", "200 tokens left, after 2 min of work"),
-        (60, "in 2 min", "a first guess: about Fri 08:10 UTC, with 200 tokens left at that speed"),
+        (60, "in 2 min", "a first guess: about Jan 15 08:10 UTC at that speed; 200 tokens left"),
     ],
 )
 def test_the_end_of_a_run_that_has_just_begun_is_a_guess(tmp_path, every_s, answer, detail):
     """Or nothing at all."""
-    [_, _, end, _] = tiles_of(make_stats(tmp_path / "d", budget=1200, every_s=every_s), after_s=545)
+    [_, _, end, _] = tiles_of(
+        make_stats(tmp_path / "d", budget=1200, every_s=every_s), after_s=every_s * 9 + 5
+    )
     assert (end.answer, end.detail) == (answer, detail)
 
 
 def test_a_speed_that_fell_is_told(tmp_path):
-    """The tile has the last hour's and the average, a note when it fell, and the end is not too hopeful."""
+    """The last hour's speed is the one that counts, so that no end is too hopeful, but when all is done."""
     tokens = {START_S + at: 10_000 if at < 7200 else 1000 for at in range(0, 10_800, 10)}
     times = {"last_finished_at": "2027-01-15T11:00:00Z", "tokens_by_time": tokens}
     times |= {"completion_tokens": 7_560_000, "prompts": 100}
@@ -132,20 +134,13 @@ def test_a_speed_that_fell_is_told(tmp_path):
     assert fast.answer == "100 tokens/s"
     assert fast.detail == "over the last hour of work (700 on average); last answer Jan 15 11:00 UTC"
     assert end.answer == "in 6 h 47 min"
-    expected = ["speed fell from 1,000 to 100 tokens/s at about 10:00 UTC"]
-    assert problems_of(stats, after_s=10_800) == Problems([], expected)
-    done = dataclasses.replace(stats, status="complete")
-    assert problems_of(done, after_s=10_800) == Problems([], [])
-
-
-def test_a_dataset_that_stopped_while_others_go_on_is_trouble(tmp_path):
-    """One sentence for each, or one for many."""
-    at_work = make_stats(tmp_path / "d", budget=2000, every_s=100)
-    silent = [make_stats(tmp_path / name, budget=2000, name=name) for name in "abc"]
-    assert problems_of(silent[0], at_work, after_s=990).trouble == ["a: no answer for 15 min"]
-    many = problems_of(*silent, at_work, after_s=990).trouble
-    assert many == ["3 datasets: no answer for 15 min or more: a, b, c"]
-    assert problems_of(*silent, at_work, after_s=SILENT_S).trouble == []
+    assert problems_of(stats, after_s=10_800).trouble[0].startswith("the speed fell from 1,000 tokens/s (")
+    stopped = tiles_of(stats, after_s=20_000)[2]
+    assert stopped.detail.endswith(
+        "left: 6 h 47 min of work at the last hour's 100 tokens/s, 58 min at the average 700"
+    )
+    done = tiles_of(dataclasses.replace(stats, status="complete"), after_s=10_800)[1]
+    assert (done.answer, done.detail.split(";")[0]) == ("700 tokens/s", "on average over 3 h of work")
 
 
 @pytest.mark.parametrize(
@@ -180,12 +175,14 @@ def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path
         completion_tokens=10_000,
         status="incomplete",
     )  # fmt: skip
-    expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens"
-    assert problems_of(short).trouble == [expected]
+    expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens: "
+    assert problems_of(short).trouble[0].startswith(expected)
+    left = "5.00k tokens left (45.0k of the budgets cannot be reached: out of prompts)"
+    assert tiles_of(short)[2].detail.startswith(left)
     assert problems_of(dataclasses.replace(short, max_samples=140)).trouble == []
     changes = {"answered": 150, "rows": 150, "completion_tokens": 15_000, "reached_percent": 25.0}
     out = dataclasses.replace(short, status="exhausted", **changes)
-    far, _, end, _ = tiles_of(out, problems=problems_of(out))
+    far, _, end, _ = tiles_of(out)
     assert [(one.answer, one.tone) for one in (far, end)] == [("25.0%", "plain"), ("finished", "plain")]
     assert "0 of 1 datasets done, 1 out of prompts" in far.detail
 
@@ -196,84 +193,60 @@ def test_pauses_are_no_part_of_the_speed(tmp_path):
     paused = make_stats(tmp_path / "b", gap_s=86_400)
     assert paused.mean_tokens_per_s == pytest.approx(through.mean_tokens_per_s, rel=0.2)
     text = Page(render(paused)).text
-    assert "The run stood still 24 h (Jan 15 08:00 to Jan 16 08:00 UTC)." in text
-    assert problems_of(paused).notes == ["stood still 24 h (Jan 15 08:00 to Jan 16 08:00 UTC)"]
-    assert problems_of(make_stats(tmp_path / "c", gap_s=800)).notes == []
-    often = problems_of(make_stats(tmp_path / "e", every_s=400)).notes
-    assert often[0].startswith("stood still 9 times for more than 5 min, 58 min in all, the longest 6 min (")
+    assert "There were no answers for 24 h (Jan 15 08:00 to Jan 16 08:00 UTC)." in text
     assert "No answer for 24 h, from Jan 15 08:00 to Jan 16 08:00 UTC 24 h pause" in text
 
 
+def test_a_run_that_stopped_is_drawn_up_to_now(tmp_path):
+    """The chart does not end as if it were the present; one that is done ends with its last answer."""
+    stats = make_stats(tmp_path / "d", budget=2000)
+    assert "none for" not in Page(render(dataclasses.replace(stats, status="complete"))).text
+    now = datetime.fromtimestamp(START_S, UTC) + timedelta(hours=7)
+    for running, shown in ((True, True), (False, True)):
+        text = Page(
+            render_report([stats], run={}, manifest=None, folder="f", now=now, ended=not running)
+        ).text
+        assert ("none for 6 h 58 min" in text) is shown
+    tokens = stats.tokens_by_time
+    chart = draw_throughput(tokens, width=900, height=200, until_s=START_S + 7200)
+    [silence] = chart.cuts
+    assert max(bar.x + bar.width for bar in chart.bars) <= silence.x + 1e-6
+    assert silence.x + silence.width == pytest.approx(900)
+
+
 def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
-    """Neither do they fill the budget; a note says so."""
+    """Neither do they fill the budget: they have a table of their own, and are in no total."""
     stats = [
         make_stats(tmp_path / "d", budget=2000),
         make_stats(tmp_path / "t", budget=None, tokens=9000, name="t"),
     ]
     far, fast, *_ = tiles_of(*stats)
     assert (far.answer, fast.answer) == ("50.0%", "11 tokens/s")
-    assert "Datasets without a budget are conversations" in Page(render(*stats)).text
+    text = Page(render(*stats)).text
+    assert "Finished conversations They were recorded before this run" in text
+    assert "total of the datasets with a budget" in text
+    row = text.split("total of the datasets with a budget", 1)[1].split("Finished")[0]
+    assert row.split()[-5:] == ["50.0%", "1,000", "2,000", "10", "15"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"status": "exhausted", "completion_tokens": 400}, "its prompts are used up, 600 tokens short"),
-        (
-            {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, 813)}},
-            "2 damaged lines in its raw_responses.jsonl, from line 813; a run stops there: remove them",
-        ),
-        ({"not_token_exact": 3}, "3 answers whose token ids are missing or do not add up"),
-        ({"empty": 1}, "1 answers are empty"),
-        (
-            {"cut_lengths": {900: 2}, "length_counts": {100: 8, 900: 2}},
-            "20% of its answers (69% of its tokens) were cut off at max_new_tokens 900",
-        ),
-        ({"rejected": {"a": 1, "b": 9}}, "prompts without an answer: b 9, a 1"),
-    ],
-)
-def test_a_problem_is_named_with_its_dataset(tmp_path, changes, words):
-    """One sentence each."""
-    found = problems_of(make_stats(tmp_path / "d", **changes))
-    assert [problem.startswith(f"d: {words}") for problem in found.trouble] == [True]
-    assert not found.notes
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"cut_lengths": {100: 2, 90: 1}},
-            "30% of its answers (29% of its tokens) were cut off at max_new_tokens 90 or 100",
-        ),
-        (
-            {"cut_lengths": {100: 1, 90: 1, 80: 1}},
-            "30% of its answers (27% of its tokens) were cut off at max_new_tokens",
-        ),
-        (
-            {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 100, "rejected": 5}},
-            "source rows that cannot be used: no_user_turn 5",
-        ),
-    ],
-)
-def test_what_is_only_worth_knowing_is_a_note(tmp_path, changes, words):
-    """It does not make a good run look bad."""
-    found = problems_of(make_stats(tmp_path / "d", **changes))
-    assert (found.trouble, found.notes) == ([], [f"d: {words}"])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"cut_lengths": {100: 2}},
-        {"rejected": {"no_user_turn": 5}, "prepare": {"rows_read": 1000, "rejected": 5}},
-    ],
-)
-def test_what_is_the_way_of_the_world_is_no_problem(tmp_path, changes):
-    """A dataset that is done, a few answers that were cut, a few source rows that are no prompts."""
-    found = problems_of(dataclasses.replace(make_stats(tmp_path / "d"), **changes))
-    assert found == Problems([], [])
+def test_datasets_that_do_not_go_on_are_left_out_of_the_end(tmp_path):
+    """It is said who needs somebody first, and the words and colours are the monitor's."""
+    stats = [
+        make_stats(tmp_path / "d", budget=2000, every_s=80, prompts=900),
+        make_stats(tmp_path / "late", budget=9000, name="late", prompts=900),
+        make_stats(tmp_path / "torn", budget=9000, name="torn", prompts=900, unreadable=1),
+        make_stats(tmp_path / "new", budget=1000, rows=0, name="new"),
+    ]
+    end = tiles_of(*stats, after_s=730)[2]
+    assert (end.tone, end.answer) == ("warn", "the rest in 8 min")
+    assert end.detail == "about Jan 15 08:20 UTC at that speed; late, torn need you first; 18.0k tokens left"
+    now = datetime.fromtimestamp(START_S + 730, UTC)
+    page = Page(render_report(stats, run={}, manifest=None, folder="f", now=now))
+    states = [attrs["class"] for _, attrs in page.tags if attrs.get("class", "").startswith("status")]
+    assert states == [
+        f"status {state}" for state in ("generating", "stopped", "damaged", "waiting", "generating")
+    ]
+    assert "■ stopped 11 min" in page.text
 
 
 def test_every_section_is_there(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import Progress
-from tasks.core.run_progress import DatasetWatch, RunProgress
+from tasks.core.run_progress import DatasetWatch, RunProgress, describe_state
 from tasks.core.stats import DatasetPlan
 
 NOW_S = 1_800_000_000.0
@@ -247,3 +247,68 @@ def test_a_dataset_that_ran_out_of_prompts_is_not_done():
     states = ["complete", "exhausted", "waiting"]
     run = RunProgress(tuple(dataclasses.replace(one, state=state) for state in states))
     assert run.describe_done() == "1 of 3 datasets done, 1 out of prompts"
+
+
+def shared(*states_and_left, budgets=True):
+    """Datasets that share a window: (state, tokens left), each moving at 10 tokens a second."""
+    one = look(watch(), None, 0.0)
+    return RunProgress(
+        tuple(
+            dataclasses.replace(
+                one,
+                name=f"d{number}",
+                state=state,
+                left_tokens=float(left),
+                tokens_per_s=10.0 if state == "generating" else 0.0,
+                budget_tokens=10_000 if budgets else None,
+            )
+            for number, (state, left) in enumerate(states_and_left)
+        )
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["waiting", "generating", "stopped", "damaged", "complete", "exhausted"]),
+            st.integers(0, 10_000),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_no_dataset_is_said_to_end_later_than_the_whole(found, budgets):
+    """Its share of the window grows as the others end."""
+    run = shared(*found, budgets=budgets)
+    ends = [run.measure_end(one) for one in run.datasets]
+    assert all(end is None or run.eta_s is None or end <= run.eta_s for end in ends)
+
+
+def test_what_does_not_go_on_by_itself_is_no_part_of_the_end():
+    """A dataset that is damaged, or that stopped while others go on; where all stopped there is no end."""
+    run = shared(("generating", 1000), ("waiting", 500), ("stopped", 4000), ("damaged", 9000))
+    assert (run.stuck, run.eta_s) == (("d2", "d3"), 150.0)
+    assert run.to_line().endswith("10 tokens/s, the rest in 2 min")
+    assert [run.measure_end(one) for one in run.datasets] == [100.0, None, None, None]
+    still = shared(("stopped", 4000), ("waiting", 500))
+    assert (still.stuck, still.eta_s) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("state", "idle_s", "budget", "words"),
+    [
+        ("generating", 5.0, 1, "generating"),
+        ("generating", 5.0, None, "converting"),
+        ("generating", 70.0, 1, "quiet 70 s"),
+        ("stopped", 13.5 * 3600, 1, "stopped 13 h"),
+        ("stopped", None, 1, "stopped"),
+        ("damaged", 13.5 * 3600, 1, "damaged"),
+        ("exhausted", 13.5 * 3600, 1, "out of prompts"),
+        ("complete", 13.5 * 3600, None, "done"),
+    ],
+)
+def test_a_state_is_said_in_the_same_words_everywhere(state, idle_s, budget, words):
+    """With how long there was no answer, where that matters."""
+    one = dataclasses.replace(look(watch(), None, 0.0), state=state, budget_tokens=budget)
+    assert describe_state(one, idle_s) == words
