@@ -52,14 +52,17 @@ def fit(sizes: Sizes, lines: int | None) -> tuple[Layout, int]:
 def hides(sizes: Sizes, layout: Layout) -> list[str]:
     """What is not shown, or not in full, but for the datasets, which are counted in their place."""
     cut = sum(lines > 1 for lines in sizes.trouble[layout.full_trouble : layout.trouble])
-    found = [
-        (len(sizes.trouble) - layout.trouble, "more problem"),
-        (cut, "whole problem"),
-        (len(sizes.notes) - layout.notes, "more note"),
-    ]
-    words = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in found if count]
+    more = len(sizes.trouble) - layout.trouble
+    words = [_count(more, "more problem")] if more else []
+    words += [f"the rest of {_count(cut, 'problem')}"] if cut else []
+    notes = len(sizes.notes) - layout.notes
+    words += [_count(notes, "more note")] if notes else []
     words += [] if layout.has_counts or not sizes.counts else ["how answers ended"]
     return words + (["servers"] if sizes.servers and layout.servers == len(sizes.servers) else [])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _make_whole(sizes: Sizes) -> Layout:

@@ -54,13 +54,14 @@ def _to_cells(look: RunLook, at: int) -> dict[str, str]:
     left_s = None if one.is_done else look.progress.measure_end(one)
     failed, skipped = (sum(part.values()) for part in split_rejected(one.rejected))
     is_asked = one.budget_tokens is not None
+    is_moving = is_asked and not one.is_done
     cut = one.finish_reasons.get("length", 0)
     return {
         "dataset": one.name,
         "state": describe_state(one, idle_s),
         "reached": format_percent(one.reached_percent),
         "tokens": _describe_tokens(one),
-        _SPEED: f"{one.tokens_per_s:,.0f}" if one.tokens_per_s and is_asked else "",
+        _SPEED: f"{one.tokens_per_s:,.0f}" if one.tokens_per_s and is_moving else "",
         "done in": "" if left_s is None else format_duration(left_s),
         "answers": f"{one.rows:,}" if is_asked else "",
         "cut off": f"{cut / one.rows:.0%}" if one.rows and is_asked else "",

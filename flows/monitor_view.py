@@ -198,11 +198,12 @@ def _render_counts(look: RunLook) -> Text | None:
     failed, skipped = split_rejected(look.progress.total.rejected)
     cut = " (cut off at max_new_tokens)" if "length" in ended else ""
     parts = [f"answers ended: {format_counts(in_order)}{cut}"] if ended else []
-    parts += [
-        f"converted: {one.rows:,} of {one.prompts:,} conversations of {one.name}"
+    converted = [
+        f"{one.name} {one.rows:,} of {one.prompts:,}"
         for one in look.progress.datasets
         if one.budget_tokens is None and one.prompts and not one.is_done
     ]
+    parts += [f"conversations converted: {', '.join(converted)}"] if converted else []
     parts += [f"unanswered: {format_counts(failed)}"] if failed else []
     parts += [f"rows skipped: {format_counts(skipped)}"] if skipped else []
     if not parts:

@@ -95,13 +95,14 @@ def find_cut(stats: Sequence[DatasetStats]) -> Problem | None:
     is_trouble = told[0][0] >= _MOSTLY
     named = [pair for pair in told if not is_trouble or pair[0] >= _MOSTLY]
     names = [f"{one.name} {share:.0%}{_say_so_far(one)}" for share, one in named]
+    names[0] = names[0].replace("%", "% of its tokens", 1)
     if len(told) > len(named):
         names.append(f"{count_of(len(told) - len(named), 'more dataset')} from {_CUT_SHARE:.0%}")
     lengths: Counter[int] = Counter()
     for _, one in told:
         lengths.update(one.cut_lengths)
-    judged = f"{'a problem from' if is_trouble else 'no problem below'} {_MOSTLY:.0%} of a dataset's tokens"
-    text = f"cut off at max_new_tokens{_describe_limit(lengths)} ({judged}): {', '.join(names)}"
+    judged = f"{'a problem from' if is_trouble else 'no problem below'} {_MOSTLY:.0%}"
+    text = f"cut off at max_new_tokens{_describe_limit(lengths)}: {', '.join(names)} ({judged})"
     if not is_trouble:
         return Problem(FIRST_NOTE, text)
     advice = "They are exported as they are, without a stop token"
@@ -119,7 +120,7 @@ def _measure_cut(stats: DatasetStats) -> float:
 
 def _say_so_far(stats: DatasetStats) -> str:
     few = stats.status == "incomplete" and stats.rows < _MANY_ROWS
-    return f" ({count_of(stats.rows, 'answer')} so far)" if few else ""
+    return f" in {count_of(stats.rows, 'answer')} so far" if few else ""
 
 
 def _count_tokens(counts: Mapping[int, int]) -> int:

@@ -165,7 +165,6 @@ def describe_progress(
     state = _find_state(stats, idle_s)
     if ended and state == "generating":
         state = "damaged" if stats.unreadable else "stopped"
-    is_moving = state == "generating"
     left_tokens = estimate_left_tokens(
         DatasetPlan(stats.name, stats.budget_tokens, stats.max_samples),
         stats.status,
@@ -185,8 +184,8 @@ def describe_progress(
         left_tokens=left_tokens,
         finish_reasons=stats.finish_reasons,
         rejected=stats.rejected,
-        tokens_per_s=speed if is_moving else 0.0,
-        pace=measure_pace([stats]) if is_moving else None,
+        tokens_per_s=0.0 if state == "stopped" else speed,  # what has just ended was part of the speed
+        pace=measure_pace([stats]) if state == "generating" else None,
         short_tokens=estimate_unreachable(stats),
     )
 

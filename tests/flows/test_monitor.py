@@ -141,9 +141,7 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
     ):
         assert text in shown
     assert "! [red]x: 1 prompt without an answer (http_500 1): rejected.jsonl says why" in shown
-    assert (
-        "! cut off at max_new_tokens 10 (a problem from 50% of a dataset's tokens): [red]x 100% (20" in shown
-    )
+    assert "! cut off at max_new_tokens 10: [red]x 100% of its tokens in 20 answers so far (" in shown
 
 
 def start_ten(folder):
@@ -198,7 +196,7 @@ def test_much_trouble_leaves_room_for_the_datasets(tmp_path):
     assert any(line.startswith("B7_") for line in lines)
     assert any(line.startswith("and ") and " more: waiting 2, done " in line for line in lines)
     assert lines[-1].startswith("in a larger window, or with --once: ")
-    assert "problem" in lines[-1]
+    assert "the rest of " in lines[-1] or "more problem" in lines[-1]
     assert "in a larger window" not in "\n".join(show(tmp_path, is_cut=False))
 
 
@@ -244,7 +242,7 @@ def test_conversations_are_converted_and_not_answered(tmp_path):
     (tmp_path / "free" / "prepare.json").write_text(json.dumps(report | {"reused": False}))
     shown = "\n".join(show(tmp_path, width=120))
     assert re.search(r"^free +converting ", shown, re.M)
-    assert "answers ended: stop 4; converted: 4 of 8 conversations of free" in shown
+    assert "answers ended: stop 4; conversations converted: free 4 of 8" in shown
 
 
 def test_a_run_that_stopped_says_so(tmp_path):

@@ -54,7 +54,7 @@ def test_what_is_hidden_is_said_in_words():
     found = Sizes(5, (1, 3, 2), 4, 0, (3, 1), 1, (1, 1))
     assert hides(found, Layout(2, 1, 4, 2, False, 1)) == [
         "1 more problem",
-        "1 whole problem",
+        "the rest of 1 problem",
         "1 more note",
         "how answers ended",
         "servers",

@@ -195,9 +195,19 @@ def test_a_dataset_without_an_answer_for_minutes_has_stopped(tmp_path):
     assert states == ["generating", "complete"]
     look = watch.look(NOW_S + SILENT_S)
     assert [one.state for one in look.progress.datasets] == ["stopped", "complete"]
-    assert look.progress.total.tokens_per_s == 0
+    assert watch.look(NOW_S + SILENT_S + 1).progress.total.tokens_per_s == 0
     expected = "the run stopped at Jan 15 08:00 UTC, 5 min ago, with 1 of 2 datasets not done: "
     assert look.problems.trouble == [f"{expected}run the same command again to go on"]
+
+
+def test_a_dataset_that_has_just_ended_was_part_of_the_speed(tmp_path):
+    """The run's speed does not fall because one of its datasets is done."""
+    start_run(tmp_path, done={"budget_tokens": 10, "max_samples": None}, d=PLAN)
+    for name in ("d", "done"):
+        write(tmp_path / name, answer("a", tokens=100, at_s=NOW_S, latency_s=50))
+    look = RunLogWatch(tmp_path).look(NOW_S)
+    assert [one.state for one in look.progress.datasets] == ["generating", "complete"]
+    assert look.progress.total.tokens_per_s == 4.0
 
 
 @pytest.mark.parametrize("ahead_s", [-4000.0, 0.0, 4000.0])

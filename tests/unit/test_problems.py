@@ -154,14 +154,16 @@ def test_answers_that_were_cut_off_are_one_sentence_for_all_datasets():
     found = find(cut("a", 0.52), cut("b", 0.71), cut("c", 0.3), cut("free", 0.9, budget_tokens=None))
     [text] = found.trouble
     assert text.startswith(
-        "cut off at max_new_tokens 500 (a problem from 50% of a dataset's tokens): b 71%, a 52%, 1 more "
-        "dataset from 25%. They are exported as they are, without a stop token; "
+        "cut off at max_new_tokens 500: b 71% of its tokens, a 52%, 1 more dataset from 25% (a problem from "
+        "50%). They are exported as they are, without a stop token; "
     )
     assert (found.notes, found.names) == ([], ())
     done = find(cut("a", 0.52, status="complete"))
-    assert done.trouble[0].endswith(": a 52%. They are exported as they are, without a stop token")
+    assert done.trouble[0].endswith(
+        ": a 52% of its tokens (a problem from 50%). They are exported as they are, without a stop token"
+    )
     below = find(cut("a", 0.3), cut("c", 0.26)).notes
-    expected = "cut off at max_new_tokens 500 (no problem below 50% of a dataset's tokens): a 30%, c 26%"
+    expected = "cut off at max_new_tokens 500: a 30% of its tokens, c 26% (no problem below 50%)"
     assert below == [expected]
 
 
@@ -169,8 +171,10 @@ def test_cut_answers_are_told_while_it_is_cheap_to_act():
     """With how few answers that is from; but not of a handful."""
     early = {"length_counts": {100: 10, 900: 30}, "cut_lengths": {900: 20, 800: 10}}
     [text] = find(dataset(rows=40, **early)).trouble
-    assert "at max_new_tokens 800 or 900 (a problem" in text
-    assert ": d 93% (40 answers so far). They" in text
+    expected = (
+        "cut off at max_new_tokens 800 or 900: d 93% of its tokens (40 answers so far) (a problem from 50%)"
+    )
+    assert text.startswith(expected)
     assert find(dataset(rows=10, **early)) == Problems([], [])
 
 
