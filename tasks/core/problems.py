@@ -80,6 +80,12 @@ def _put_in_order(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(problems, key=find_place)
 
 
+def split_problem(text: str) -> tuple[str, str]:
+    """What is wrong, and all that is said of it besides."""
+    ends = [at for mark in ("; ", ". ") if (at := text.find(mark)) > 0]
+    return (text[: min(ends)], text[min(ends) :]) if ends else (text, "")
+
+
 def is_running(idle_s: Sequence[float | None], *, ended: bool = False) -> bool:
     """Whether answers still come."""
     return not ended and any(idle is not None and idle < SILENT_S for idle in idle_s)

@@ -19,7 +19,7 @@ from tasks.core.files import write_bytes_atomically
 from tasks.core.log_watch import DatasetLook, RunLook, describe_progress, find_model, to_run_look
 from tasks.core.outlook import describe_left, describe_mean, describe_needs, describe_work
 from tasks.core.pace import Pace, find_idle, select_generated
-from tasks.core.problems import describe_pauses, is_running
+from tasks.core.problems import describe_pauses, is_running, split_problem
 from tasks.core.report_charts import (
     Chart,
     draw_coverage,
@@ -116,6 +116,7 @@ def render_report(
         written=f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
         tiles=make_tiles(look, running=running),
         problems=look.problems,
+        trouble=list(map(split_problem, look.problems.trouble)),
         asked=[*asked, _sum_up(look, generated, running=running)] if asked else [],
         conversations=[row for row in rows if row.stats.budget_tokens is None],
         throughput=_draw_throughput(generated, until_s=_find_silence(look, generated, running=running)),
@@ -161,7 +162,7 @@ def make_tiles(look: RunLook, *, running: bool) -> list[Tile]:
     wrong = Tile("What went wrong?", "Nothing", notes, "good")
     if problems.trouble:
         things = count_of(len(problems.trouble), "thing")
-        wrong = Tile("What went wrong?", things, problems.trouble[0], "bad")
+        wrong = Tile("What went wrong?", things, split_problem(problems.trouble[0])[0], "bad")
     total = progress.total
     return [
         Tile(

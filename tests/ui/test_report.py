@@ -77,9 +77,9 @@ def test_the_report_opens_from_disk(report, browser, scheme, width):
         "tokens/s",
         "When done?",
         "in 8 min",
-        "a first guess: about Fri",
+        "a first guess: about Jan",
         "What went wrong?",
-        "1 thing",
+        "2 things",
     ):
         assert text in headline
     for chart, bars in (
