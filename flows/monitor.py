@@ -21,7 +21,7 @@ from tasks.core.log_watch import RunLogWatch, RunLook
 from tasks.core.run_file import RUN_FILE, RunFolderError
 from tasks.core.run_progress import DatasetProgress
 
-_NO_PROBLEMS: dict[str, list[str]] = {"problems": [], "notes": []}
+_NO_PROBLEMS: dict[str, list[str]] = {"problems": [], "notes": [], "stuck": []}
 _BEGUN = (RUN_LOCK, "prefect.log", "server.log")  # what a run leaves before its run.json
 
 
@@ -97,6 +97,7 @@ def look_to_json(look: RunLook | None) -> dict[str, Any]:
         ],
         "problems": look.problems.trouble,
         "notes": look.problems.notes,
+        "stuck": list(look.progress.stuck),
     }
 
 

@@ -21,6 +21,7 @@ from tasks.core.dataset_problems import split_rejected
 from tasks.core.log_watch import RunLook
 from tasks.core.outlook import describe_end, describe_mean, describe_needs, describe_work
 from tasks.core.pace import SILENT_S, WINDOW_S
+from tasks.core.problems import is_running
 from tasks.core.recent_answers import WINDOW_S as RECENT_S
 from tasks.core.run_progress import DatasetProgress
 from tasks.core.stats import parse_time
@@ -59,9 +60,8 @@ class _View:
         self._trouble, self._notes = _list_trouble(look), _list_notes(look)
         self._order = _sort_by_need(look)
         self._counts = _render_counts(look)
-        is_running = look.progress.total.state == "generating"
         self._servers: list[RenderableType] = []
-        if look.servers and is_running:
+        if look.servers and is_running(look.idle_s) and not look.progress.total.is_done:
             self._servers = [render_servers(look), summarize_servers(look)]
 
     def render(self, lines: int | None) -> Iterable[RenderableType]:

@@ -20,6 +20,7 @@ from tasks.core.log_watch import DatasetLook, RunLook, describe_progress, find_m
 from tasks.core.outlook import describe_left, describe_mean, describe_needs, describe_work
 from tasks.core.pace import Pace, find_idle, select_generated
 from tasks.core.problems import describe_pauses, is_running, split_problem
+from tasks.core.recent_answers import WINDOW_S
 from tasks.core.report_charts import (
     Chart,
     draw_coverage,
@@ -28,7 +29,7 @@ from tasks.core.report_charts import (
 )
 from tasks.core.run_file import read_run_file
 from tasks.core.run_progress import RunProgress, State, describe_state
-from tasks.core.stats import PAUSE_S, DatasetStats, parse_time, total_stats
+from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, DatasetStats, parse_time, total_stats
 from tasks.core.stats_views import describe_status, format_percent
 from tasks.core.times import format_duration, format_end, format_moment, format_time
 
@@ -133,12 +134,18 @@ def render_report(
 
 
 def look_at(stats: Sequence[DatasetStats], *, now_s: float, ended: bool = False, model: str = "") -> RunLook:
-    """What a monitor would find, from statistics alone: the speed of the last minutes is not in them."""
-    looks = [
-        DatasetLook(describe_progress(one, idle, ended=ended), one, idle, now_s)
-        for one, idle in zip(stats, find_idle(stats, now_s=now_s), strict=True)
-    ]
+    """What a monitor would find, from statistics alone: which server did what is not in them."""
+    looks = []
+    for one, idle in zip(stats, find_idle(stats, now_s=now_s), strict=True):
+        speed = 0.0 if ended else _measure_recent(one, now_s=now_s)
+        looks.append(DatasetLook(describe_progress(one, idle, speed, ended=ended), one, idle, now_s))
     return to_run_look(looks, (), at_s=now_s, model=model, ended=ended)
+
+
+def _measure_recent(stats: DatasetStats, *, now_s: float) -> float:
+    """Tokens a second of the last minutes."""
+    recent = (n for at_s, n in stats.tokens_by_time.items() if at_s > now_s - WINDOW_S - TIME_BUCKET_S)
+    return sum(recent) / WINDOW_S
 
 
 def _to_row(look: RunLook, at: int) -> Row:

@@ -74,11 +74,9 @@ class DatasetProgress:
         """Seconds that tokens take at the last hour's speed; None when nothing moves or it is too early."""
         if self.is_done:
             return 0.0
-        if left_tokens <= 0 or self.state != "generating":
+        if left_tokens <= 0 or self.tokens_per_s <= 0:
             return None
-        if self.pace is not None:
-            return self.pace.measure_left(left_tokens)
-        return left_tokens / self.tokens_per_s if self.tokens_per_s > 0 else None
+        return left_tokens / self.tokens_per_s if self.pace is None else self.pace.measure_left(left_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +122,9 @@ class RunProgress:
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The datasets that do not go on by themselves, while others do or not."""
-        stuck = ("damaged", "stopped") if self.total.state == "generating" else ("damaged",)
+        """The datasets that do not go on by themselves; where nothing does, those that no run goes on with."""
+        is_moving = any(one.state == "generating" or one.tokens_per_s > 0 for one in self.datasets)
+        stuck = ("damaged", "stopped") if is_moving else ("damaged",)
         return tuple(one.name for one in self.datasets if one.state in stuck)
 
     @property

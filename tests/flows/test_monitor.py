@@ -57,7 +57,7 @@ def test_one_look_as_json(tmp_path):
     assert look["total"]["reached_percent"] == pytest.approx(100 * 500 / 1500)
     assert look["datasets"][0]["tokens_per_s"] > 0
     assert look["servers"][0]["answers"] == 5
-    assert (look["problems"], look["notes"]) == ([], [])
+    assert (look["problems"], look["notes"], look["stuck"]) == ([], [], [])
 
 
 def test_it_ends_when_everything_is_done(tmp_path):

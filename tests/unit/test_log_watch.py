@@ -200,6 +200,18 @@ def test_a_dataset_without_an_answer_for_minutes_has_stopped(tmp_path):
     assert look.problems.trouble == [f"{expected}run the same command again to go on"]
 
 
+def test_the_end_is_known_between_two_datasets(tmp_path):
+    """One is done, and the next has no answer yet; monitor and report agree."""
+    start_run(tmp_path, done={"budget_tokens": 3000, "max_samples": None}, d=PLAN)
+    write(tmp_path / "done", *(answer(str(n), tokens=30, at_s=NOW_S - 10 * n) for n in range(100)))
+    look = RunLogWatch(tmp_path).look(NOW_S + 100)
+    page = look_at(collect_stats(tmp_path, read_plans(tmp_path)), now_s=NOW_S + 100)
+    for one in (look, page):
+        assert [part.state for part in one.progress.datasets] == ["waiting", "complete"]
+        assert one.progress.eta_s == pytest.approx(1000 / 3, rel=0.05)
+    assert make_tiles(page, running=True)[2].answer == "in 6 min"
+
+
 def test_a_dataset_that_has_just_ended_was_part_of_the_speed(tmp_path):
     """The run's speed does not fall because one of its datasets is done."""
     start_run(tmp_path, done={"budget_tokens": 10, "max_samples": None}, d=PLAN)
