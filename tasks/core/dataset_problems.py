@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tasks.core.stats import DatasetStats
 from tasks.core.stats_views import format_counts
 
-DAMAGED, STOPPED, SLOW, SHORT, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(10)
+DAMAGED, STOPPED, SHORT, SLOW, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(10)
 _SET_ASIDE_SHARE, _EMPTY_SHARE = 0.02, 0.01  # below them it is the way of the world
 _WRONG_ADAPTER_SHARE = 0.2
 _CUT_SHARE, _MOSTLY = 1 / 4, 1 / 2  # of the tokens: what is told, and what is trouble
@@ -62,17 +62,17 @@ def _find(stats: DatasetStats) -> Iterator[tuple[int, str]]:
         yield UNANSWERED, _describe_failed(stats, failed)
     if (end := _find_shortfall(stats)) is not None:
         of_budget = f"{end:,.0f} of {stats.budget_tokens:,} tokens"
-        yield SHORT, f"its prompts will be used up at about {of_budget}: give it more, or a smaller budget"
+        yield SHORT, f"its prompts will be used up at about {of_budget}; give it more, or a smaller budget"
     if stats.not_token_exact:
-        why = "whose token ids are missing or do not add up: they are not exported"
-        yield INEXACT, f"{count_of(stats.not_token_exact, 'answer')} {why}; look at the server that gave them"
+        why = "whose token ids are missing or do not add up; they are not exported"
+        yield INEXACT, f"{count_of(stats.not_token_exact, 'answer')} {why}: look at the server that gave them"
     if stats.empty > _EMPTY_SHARE * stats.rows:
-        what = "that are empty: nothing is trained on them; look at its prompts with draftmill preview"
+        what = "that are empty; nothing is trained on them: look at its prompts with draftmill preview"
         yield EMPTY, f"{count_of(stats.empty, 'answer')} {what}"
     if (rows := sum(unusable.values())) and _is_much(rows, whole := _count_source_rows(stats, rows)):
         is_wrong = rows > _WRONG_ADAPTER_SHARE * whole
         reasons = format_counts(_most_common(unusable))
-        advice = f": is the adapter the right one? ({_TOLD_WHY})" if is_wrong else ""
+        advice = f"; is the adapter the right one? ({_TOLD_WHY})" if is_wrong else ""
         text = f"{rows / whole:.0%} of its source rows cannot be used ({reasons}){advice}"
         yield UNUSABLE if is_wrong else FIRST_NOTE, text
 
@@ -144,14 +144,14 @@ def _describe_damage(stats: DatasetStats) -> str:
     ]
     where = " and ".join(logs) or f"{count_of(stats.unreadable, 'damaged line')} in its logs"
     what = "remove them (their prompts are" if stats.unreadable > 1 else "remove it (its prompt is"
-    return f"{where}: the next run will stop there; {what} then asked again) and run the same command again"
+    return f"{where}; the next run will stop there: {what} then asked again) and run the same command again"
 
 
 def _describe_exhausted(stats: DatasetStats, failed: Mapping[str, int]) -> str:
     used_up = f"its prompts are used up, {count_missing(stats):,} tokens short of its budget"
     more = "give it more prompts, or a smaller budget"
     if not _is_much(sum(failed.values()), stats.rows + sum(failed.values())):
-        return f"{used_up}: {more}"
+        return f"{used_up}; {more}"
     why = f"{sum(failed.values()):,} have no answer ({format_counts(_most_common(failed))})"
     return f"{used_up}; {why}: {_TOLD_WHY}. Ask them again with --retry-rejected, or {more}"
 
@@ -161,13 +161,13 @@ def _describe_failed(stats: DatasetStats, failed: Mapping[str, int]) -> str:
     count, final = sum(failed.values()), stats.permanently_rejected
     reasons = format_counts(_most_common(failed))
     if stats.budget_tokens is None:
-        return f"{count_of(count, 'conversation')} cannot be converted ({reasons}): {_TOLD_WHY}"
+        return f"{count_of(count, 'conversation')} cannot be converted ({reasons}); {_TOLD_WHY}"
     again = f"the next run asks {count - final:,} of them again"
     if final >= count:
         again = "no run asks them again but with --retry-rejected"
     elif not final:
         again = "the next run asks them again"
-    return f"{count_of(count, 'prompt')} without an answer ({reasons}): {_TOLD_WHY}; {again}"
+    return f"{count_of(count, 'prompt')} without an answer ({reasons}); {_TOLD_WHY}, and {again}"
 
 
 def count_of(number: int, what: str) -> str:

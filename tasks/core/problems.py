@@ -110,7 +110,7 @@ def _find_stop(
         for one, idle in zip(stats, idle_s, strict=True)
         if one.status == "incomplete" and not one.unreadable and idle is not None and idle >= SILENT_S
     ]
-    advice = "look at the run's log; the same command goes on with"
+    advice = "look at the run's log: the same command goes on with"
     if len(silent) > _SILENT_ALONE:
         least, names = format_duration(min(idle for _, idle in silent)), tuple(one.name for one, _ in silent)
         text = f"{len(silent)} datasets stopped {least} ago or more, while others go on: {', '.join(names)}"
@@ -118,7 +118,7 @@ def _find_stop(
         return
     for one, idle in silent:
         text = f"{one.name}: {_describe_silence(one, format_duration(idle))}, while others go on"
-        yield Problem(STOPPED, f"{text}: {advice} it after this run", (one.name,), float(count_missing(one)))
+        yield Problem(STOPPED, f"{text}; {advice} it after this run", (one.name,), float(count_missing(one)))
 
 
 def _describe_silence(stats: DatasetStats, lasted: str) -> str:
@@ -135,8 +135,8 @@ def _find_events(stats: Sequence[DatasetStats], pace: Pace | None) -> Iterator[P
     is_over = all(one.status != "incomplete" for one in stats)
     if sum(pause.seconds for pause in pace.pauses) > _PAUSED_S:
         still = describe_pauses(pace.pauses)
-        why = "the run was stopped, or its servers were away (their logs and the run's say which)"
-        yield Problem(FIRST_NOTE, still) if is_over else Problem(SLOW, f"{still}, then it went on: {why}")
+        why = "the run was stopped, or its servers were away: their logs and the run's say which"
+        yield Problem(FIRST_NOTE, still) if is_over else Problem(SLOW, f"{still}, then it went on; {why}")
     if pace.fall is not None and not is_over:
         yield Problem(SLOW, _describe_fall(pace.fall))
 
@@ -145,7 +145,7 @@ def _describe_fall(fall: Fall) -> str:
     before = f"{fall.before:,.0f} tokens/s (over {format_duration(fall.before_s)} of work)"
     after = f"{fall.after:,.0f} (over the {format_duration(fall.after_s)} since {format_moment(fall.at_s)})"
     advice = "look at the servers' logs, and at who else uses them"
-    return f"the speed fell from {before} to {after}: {advice}"
+    return f"the speed fell from {before} to {after}; {advice}"
 
 
 def describe_pauses(pauses: Sequence[Gap]) -> str:

@@ -122,7 +122,7 @@ class RunProgress:
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The datasets that do not go on by themselves; where nothing does, those that no run goes on with."""
+        """The datasets that do not go on by themselves; where nothing does, those that no run takes on."""
         is_moving = any(one.state == "generating" or one.tokens_per_s > 0 for one in self.datasets)
         stuck = ("damaged", "stopped") if is_moving else ("damaged",)
         return tuple(one.name for one in self.datasets if one.state in stuck)

@@ -140,7 +140,7 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
         "unanswered: http_500 1 (see",
     ):
         assert text in shown
-    assert "! [red]x: 1 prompt without an answer (http_500 1): rejected.jsonl says why" in shown
+    assert "! [red]x: 1 prompt without an answer (http_500 1); rejected.jsonl says why" in shown
     assert "! cut off at max_new_tokens 10: [red]x 100% of its tokens in 20 answers so far (" in shown
 
 

@@ -65,14 +65,14 @@ def test_a_run_at_work_has_no_problem():
         (
             {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, 813)}},
             (
-                "2 damaged lines in its raw_responses.jsonl, from line 813: the next run will stop there; "
+                "2 damaged lines in its raw_responses.jsonl, from line 813; the next run will stop there: "
                 "remove them (their prompts are then asked again) and run the same command again"
             ),
         ),
         (
             {"status": "exhausted"},
             (
-                "its prompts are used up, 40,000 tokens short of its budget: give it more prompts, or a "
+                "its prompts are used up, 40,000 tokens short of its budget; give it more prompts, or a "
                 "smaller budget"
             ),
         ),
@@ -86,32 +86,32 @@ def test_a_run_at_work_has_no_problem():
         ),
         (
             {"prompts": 150},
-            "its prompts will be used up at about 15,000 of 50,000 tokens: give it more, or a smaller budget",
+            "its prompts will be used up at about 15,000 of 50,000 tokens; give it more, or a smaller budget",
         ),
         (
             {"not_token_exact": 3},
             (
-                "3 answers whose token ids are missing or do not add up: they are not exported; look at the "
+                "3 answers whose token ids are missing or do not add up; they are not exported: look at the "
                 "server that gave them"
             ),
         ),
         (
             {"empty": 2},
             (
-                "2 answers that are empty: nothing is trained on them; look at its prompts with "
+                "2 answers that are empty; nothing is trained on them: look at its prompts with "
                 "draftmill preview"
             ),
         ),
         (
             {"rejected": {"no_user_turn": 2500}},
             (
-                "25% of its source rows cannot be used (no_user_turn 2,500): is the adapter the right one? "
+                "25% of its source rows cannot be used (no_user_turn 2,500); is the adapter the right one? "
                 "(rejected.jsonl says why)"
             ),
         ),
         (
             {"budget_tokens": None, "rejected": {"no_end_of_turn": 7}},
-            "7 conversations cannot be converted (no_end_of_turn 7): rejected.jsonl says why",
+            "7 conversations cannot be converted (no_end_of_turn 7); rejected.jsonl says why",
         ),
     ],
 )
@@ -132,8 +132,8 @@ def test_a_problem_says_what_follows_and_what_to_do(changes, text):
 def test_prompts_without_an_answer_are_asked_again_or_not(final, again):
     """By whether their failure may pass."""
     found = find(dataset(rejected={"http_500": 9, "b": 1}, permanently_rejected=final))
-    why = "10 prompts without an answer (http_500 9, b 1): rejected.jsonl says why"
-    assert found.trouble == [f"d: {why}; {again}"]
+    why = "10 prompts without an answer (http_500 9, b 1); rejected.jsonl says why"
+    assert found.trouble == [f"d: {why}, and {again}"]
 
 
 def test_some_source_rows_that_cannot_be_used_are_a_note():
@@ -177,7 +177,7 @@ def test_cut_answers_are_told_while_it_is_cheap_to_act():
 
 def test_a_dataset_that_stopped_while_others_go_on_is_trouble():
     """One sentence for each, or one for many; those of finished conversations convert."""
-    advice = "while others go on: look at the run's log; the same command goes on with it after this run"
+    advice = "while others go on; look at the run's log: the same command goes on with it after this run"
     silent = [dataset(name, idle_s=900) for name in "abc"]
     assert find(silent[0], dataset()).trouble == [f"a: no answer for 15 min, {advice}"]
     free = dataset("free", idle_s=900, budget_tokens=None, prompts=400)
@@ -213,8 +213,8 @@ def test_a_long_standstill_is_trouble_until_the_run_is_done():
     night = timed((12 * HOUR, 11 * HOUR, 100), (2 * HOUR, 0, 100))
     text = "no answers for 9 h (Jan 14 21:00 to Jan 15 06:00 UTC)"
     [found] = find(night).trouble
-    why = "the run was stopped, or its servers were away (their logs and the run's say which)"
-    assert found == f"{text}, then it went on: {why}"
+    why = "the run was stopped, or its servers were away: their logs and the run's say which"
+    assert found == f"{text}, then it went on; {why}"
     assert find(timed((12 * HOUR, 11 * HOUR, 100), (2 * HOUR, 0, 100), status="complete")).notes == [text]
     assert find(timed((3 * HOUR, 2 * HOUR, 100), (2 * HOUR - 800, 0, 100))) == Problems([], [])
     [often] = find(timed(*((at, at - 60, 100) for at in range(5 * HOUR, 0, -460)))).trouble
@@ -228,7 +228,7 @@ def test_a_speed_that_fell_is_trouble_until_the_run_is_done():
     stretches = ((4 * HOUR, 2 * HOUR, 1000), (2 * HOUR, 0, 100))
     [found] = find(timed(*stretches)).trouble
     before, after = "from 1,000 tokens/s (over 2 h of work)", "to 100 (over the 2 h since Jan 15 06:00 UTC)"
-    assert found == f"the speed fell {before} {after}: look at the servers' logs, and at who else uses them"
+    assert found == f"the speed fell {before} {after}; look at the servers' logs, and at who else uses them"
     assert find(timed(*stretches, status="complete")) == Problems([], [])
 
 

@@ -175,7 +175,7 @@ def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path
         completion_tokens=10_000,
         status="incomplete",
     )  # fmt: skip
-    expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens: "
+    expected = "d: its prompts will be used up at about 15,000 of 60,000 tokens; "
     assert problems_of(short).trouble[0].startswith(expected)
     left = "5.00k tokens left (45.0k of the budgets cannot be reached: out of prompts)"
     assert tiles_of(short)[2].detail.startswith(left)
