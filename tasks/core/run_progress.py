@@ -368,7 +368,7 @@ def _add(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _to_row(one: DatasetProgress, eta_s: float | None) -> dict[str, str]:
     return {
         "dataset": one.name,
-        "state": describe_status(one.state),
+        "state": describe_state(one, None),
         "reached": format_percent(one.reached_percent),
         "completion tokens": f"{one.completion_tokens:,}",
         "budget": "" if one.budget_tokens is None else f"{one.budget_tokens:,}",

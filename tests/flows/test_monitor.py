@@ -1,5 +1,6 @@
 """`draftmill monitor` shows what is in a folder, and ends when all is done or with Ctrl-C."""
 
+import dataclasses
 import io
 import json
 import re
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from flows.folder_cli import app
 from flows.monitor_view import LookView
 from tasks.core.log_watch import RunLogWatch
+from tasks.core.recent_answers import ServerActivity
 from tasks.core.records import Rejected, Response
 from tasks.core.run_file import update_run_file
 from tasks.core.stats_views import shorten
@@ -106,10 +108,11 @@ def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, content):
     assert (done.exit_code, "no run.json yet" in done.stdout) == (0, True)
 
 
-def show(folder, *, width=80, height=24, after_s=0.0, is_cut=True):
+def show(folder, *, width=80, height=24, after_s=0.0, is_cut=True, **changes):
     """The lines of a terminal of that size."""
     console = Console(file=io.StringIO(), width=width, height=height)
     look = RunLogWatch(folder).look(datetime.now(UTC).timestamp() + after_s)
+    look = dataclasses.replace(look, **changes)
     console.print(LookView(folder, look, is_cut=is_cut))
     return console.file.getvalue().splitlines()
 
@@ -222,6 +225,43 @@ def test_what_does_not_fit_is_counted(tmp_path):
     assert "how answers ended" in lines[-1]
     assert any(line.startswith("and 7 more: waiting 2, done 5") for line in lines)
     assert [line.split()[0] for line in lines if " generating" in line] == names[5:8]
+
+
+@pytest.mark.parametrize("height", [40, 18])
+def test_a_server_that_is_silent_while_others_answer_stands_out(tmp_path, height):
+    """In the table, and in the line that takes its place."""
+    names = [f"d{number}" for number in range(9)]
+    start_run(tmp_path, **dict.fromkeys(names, 1_000))
+    for name in names:
+        add_rows(tmp_path / name, rows=1)
+    ages = (3.0, 200.0)
+    servers = tuple(
+        ServerActivity(server=f"http://s-{at}", answers=9, tokens_per_s=9.0, last_answer_age_s=age)
+        for at, age in enumerate(ages)
+    )
+    shown = "\n".join(show(tmp_path, height=height, servers=servers))
+    words = {
+        40: r"http://s-1 +9 +9 no answer for 3 min",
+        18: r"2 servers; no answer from http://s-1 for 3 min",
+    }
+    assert re.search(words[height], shown)
+    both = tuple(dataclasses.replace(one, last_answer_age_s=200.0) for one in servers)
+    assert "no answer f" not in "\n".join(show(tmp_path, height=height, servers=both))
+
+
+def test_datasets_that_are_in_trouble_are_shown_first(tmp_path):
+    """Where there is no room for all, whatever their state."""
+    names = [f"d{number}" for number in range(20)]
+    start_run(tmp_path, **dict.fromkeys(names, 1_000))
+    for name in names:
+        add_rows(tmp_path / name, rows=1 if name != "d17" else 10)
+    refuse(tmp_path / "d17")
+    refuse(tmp_path / "d9")
+    lines = show(tmp_path, height=16)
+    assert len(lines) < 16
+    shown = [line.split()[0] for line in lines if line.startswith("d")]
+    assert {"d17", "d9"} <= set(shown)
+    assert len(shown) < 20
 
 
 def test_the_first_line_says_when_which_model_and_where(tmp_path):
