@@ -143,8 +143,11 @@ def _describe_damage(stats: DatasetStats) -> str:
         for log, damage in stats.damaged.items()
     ]
     where = " and ".join(logs) or f"{count_of(stats.unreadable, 'damaged line')} in its logs"
-    what = "remove them (their prompts are" if stats.unreadable > 1 else "remove it (its prompt is"
-    return f"{where}; the next run will stop there: {what} then asked again) and run the same command again"
+    them, prompts = ("them", "their prompts are") if stats.unreadable > 1 else ("it", "its prompt is")
+    what = f"remove {them} ({prompts}"
+    return (
+        f"{where}; the next run will fail on {them}: {what} then asked again) and run the same command again"
+    )
 
 
 def _describe_exhausted(stats: DatasetStats, failed: Mapping[str, int]) -> str:

@@ -286,7 +286,8 @@ def _describe_throughput(total: DatasetStats, look: RunLook, *, running: bool) -
     first, last = min(total.tokens_by_time), max(total.tokens_by_time)
     has_stopped = total.status == "incomplete" and not running
     since = f", and none in the {format_duration(look.at_s - last)} since" if has_stopped else ""
-    text = f"Answers from {format_time(first)} to {format_moment(last)}{since}."
+    what = "Conversations" if total.budget_tokens is None else "Answers"
+    text = f"{what} from {format_time(first)} to {format_moment(last)}{since}."
     if pace.pauses:
         return f"{text} There were {describe_pauses(pace.pauses)}."
     return text if has_stopped else f"{text} No pause was longer than {format_duration(PAUSE_S)}."

@@ -65,7 +65,7 @@ def test_a_run_at_work_has_no_problem():
         (
             {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, 813)}},
             (
-                "2 damaged lines in its raw_responses.jsonl, from line 813; the next run will stop there: "
+                "2 damaged lines in its raw_responses.jsonl, from line 813; the next run will fail on them: "
                 "remove them (their prompts are then asked again) and run the same command again"
             ),
         ),

@@ -229,6 +229,17 @@ def test_finished_conversations_are_no_speed_of_the_servers(tmp_path):
     assert row.split()[-5:] == ["50.0%", "1,000", "2,000", "10", "15"]
 
 
+def test_a_run_of_finished_conversations_only_speaks_of_no_answers(tmp_path):
+    """Its tokens and its speed are theirs."""
+    stats = make_stats(tmp_path / "t", budget=None, tokens=9000)
+    text = Page(render_report([stats], run={}, manifest=None, folder="f", now=NOW)).text
+    page = text.split("reckoned from the last hour of work.")[1]
+    assert "Conversations from Jan 15" in page
+    assert "Budgets" not in page
+    assert "How answers ended" not in page
+    assert "last conversation Jan 15 08:01 UTC" in text
+
+
 def test_datasets_that_do_not_go_on_are_left_out_of_the_end(tmp_path):
     """It is said who needs somebody first, and the words and colours are the monitor's."""
     stats = [
