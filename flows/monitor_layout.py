@@ -49,7 +49,7 @@ def fit(sizes: Sizes, lines: int | None) -> tuple[Layout, int]:
     return layout, lines - _measure(sizes, layout)
 
 
-def hides(sizes: Sizes, layout: Layout) -> list[str]:
+def list_hidden(sizes: Sizes, layout: Layout) -> list[str]:
     """What is not shown, or not in full, but for the datasets, which are counted in their place."""
     cut = sum(lines > 1 for lines in sizes.trouble[layout.full_trouble : layout.trouble])
     more = len(sizes.trouble) - layout.trouble
@@ -106,4 +106,4 @@ def _measure(sizes: Sizes, layout: Layout) -> int:
     table = 1 + layout.rows + (layout.rows < sizes.datasets)
     servers = sum(sizes.servers[layout.servers : layout.servers + 1])
     counts = sizes.counts if layout.has_counts else 0
-    return sizes.head + trouble + table + servers + counts + notes + bool(hides(sizes, layout))
+    return sizes.head + trouble + table + servers + counts + notes + bool(list_hidden(sizes, layout))

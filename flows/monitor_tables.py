@@ -31,9 +31,7 @@ _COLOURS: dict[State, str] = {
 _BAR_WIDTH, _NAME_WIDTH = 20, 8  # the first at most, the other at least
 _SPEED = "tok/s (5 min)"
 _DROPPED = ("answers", "rows skipped", "unanswered", "cut off", _SPEED, "done in")  # first, when it is narrow
-BY_NEED: tuple[State, ...] = (
-    *("damaged", "stopped", "generating", "exhausted", "waiting", "complete"),
-)  # when it is low, after those that are in trouble
+BY_NEED: tuple[State, ...] = ("damaged", "stopped", "generating", "exhausted", "waiting", "complete")
 
 
 def render_datasets(look: RunLook, shown: Sequence[int], *, width: int) -> RenderableType:

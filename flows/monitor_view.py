@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.monitor_layout import Layout, Sizes, fit, hides
+from flows.monitor_layout import Layout, Sizes, fit, list_hidden
 from flows.monitor_tables import BY_NEED, render_datasets, render_servers, summarize_servers
 from tasks.core.dataset_problems import split_rejected
 from tasks.core.log_watch import RunLook
@@ -73,7 +73,7 @@ class _View:
             if 0 < number <= spare:
                 yield Text()
             yield from block
-        if words := hides(sizes, layout):
+        if words := list_hidden(sizes, layout):
             hidden = f"in a larger window, or with --once: {', '.join(words)}"
             yield Text(hidden, style="dim", no_wrap=True, overflow="ellipsis")
 

@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.monitor_layout import Layout, Sizes, fit, hides
+from flows.monitor_layout import Layout, Sizes, fit, list_hidden
 
 heights = st.lists(st.integers(1, 4), max_size=8)
 sizes = st.builds(
@@ -31,7 +31,7 @@ def test_a_layout_fits_and_hides_what_matters_least_first(found, lines):
         assert layout.rows <= max(1, found.datasets - found.folded)
     if layout.trouble < len(found.trouble):
         assert layout.rows <= 4
-    assert bool(hides(found, layout)) is (
+    assert bool(list_hidden(found, layout)) is (
         layout.trouble < len(found.trouble)
         or any(height > 1 for height in found.trouble[layout.full_trouble :])
         or layout.notes < len(found.notes)
@@ -46,13 +46,13 @@ def test_without_a_limit_all_is_there(found):
     layout, _ = fit(found, None)
     everything = (len(found.trouble), found.datasets, len(found.notes))
     assert (layout.full_trouble, layout.rows, layout.notes) == everything
-    assert hides(found, layout) == []
+    assert list_hidden(found, layout) == []
 
 
 def test_what_is_hidden_is_said_in_words():
     """By its kind."""
     found = Sizes(5, (1, 3, 2), 4, 0, (3, 1), 1, (1, 1))
-    assert hides(found, Layout(2, 1, 4, 2, False, 1)) == [
+    assert list_hidden(found, Layout(2, 1, 4, 2, False, 1)) == [
         "1 more problem",
         "the rest of 1 problem",
         "1 more note",
