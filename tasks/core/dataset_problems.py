@@ -105,11 +105,12 @@ def find_cut(stats: Sequence[DatasetStats]) -> Problem | None:
     text = f"cut off at max_new_tokens{_describe_limit(lengths)}: {', '.join(names)} ({judged})"
     if not is_trouble:
         return Problem(FIRST_NOTE, text)
-    advice = "They are exported as they are, without a stop token"
+    kept = "They are exported as they are, without a stop token"
+    advice = "leave it, or make another run with a larger max_new_tokens of the lanes"
     if any(one.status == "incomplete" for one in stats):
-        advice += "; for longer ones from now on, raise max_new_tokens of the lanes"
+        advice = "leave it, or raise max_new_tokens of the lanes for what is to come"
         advice += " (--accept-changed max_new_tokens)"
-    return Problem(CUT, f"{text}. {advice}")
+    return Problem(CUT, f"{text}. {kept}: {advice}")
 
 
 def _measure_cut(stats: DatasetStats) -> float:
