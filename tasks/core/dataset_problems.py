@@ -7,7 +7,10 @@ true of every large source is a note, no trouble.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
+from tasks.core.adapters.errors import RowReason
+from tasks.core.row_batches import MALFORMED_ROW
 from tasks.core.stats import DatasetStats
 from tasks.core.stats_views import format_counts
 
@@ -18,20 +21,7 @@ _CUT_SHARE, _MOSTLY = 1 / 4, 1 / 2  # of the tokens: what is told, and what is t
 _NEARLY_ALL = 0.9
 _REASONS = 3
 _ENOUGH_ROWS, _MANY_ROWS = 20, 500  # to judge answers from, and to call it certain
-_OF_SOURCES = frozenset(
-    {
-        *(
-            "malformed_row",
-            "missing_field",
-            "bad_field",
-            "bad_json",
-            "bad_chat",
-            "bad_tools",
-            "bad_tool_call",
-        ),
-        *("unknown_role", "not_text", "no_user_turn", "no_assistant_turn", "several_parts", "tool_turns"),
-    }
-)  # reasons of rows that became no prompt
+_OF_SOURCES = frozenset({MALFORMED_ROW, *get_args(RowReason)})  # of rows that became no prompt
 _TOLD_WHY = "rejected.jsonl says why"
 
 

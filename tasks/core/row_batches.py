@@ -19,6 +19,7 @@ from tasks.core.prompt_file import hash_id
 from tasks.core.records import Prompt, Rejected
 from tasks.core.sources import MalformedRow, SourceRow
 
+MALFORMED_ROW = "malformed_row"
 _FORMAT = 1
 _BATCH_ROWS = 512
 _BATCH_BYTES = 1 << 20
@@ -87,7 +88,7 @@ def _make_adapt(options: PrepareOptions) -> Callable[[SourceRow | MalformedRow, 
 
     def add(row: SourceRow | MalformedRow, batch: RowBatch) -> int:
         if isinstance(row, MalformedRow):
-            return _reject(batch, label, row.where, "malformed_row", row.detail)
+            return _reject(batch, label, row.where, MALFORMED_ROW, row.detail)
         try:
             conversation = to_conversation(row.row)
             prompt = make_prompt(conversation, shape, keep_system=keep_system, system_prompt=system_prompt)

@@ -15,11 +15,18 @@ RowRejected
     tool_turns      a conversation with tools, where every turn was to be answered on the target's own history
 """
 
+from typing import Literal
+
+RowReason = Literal[
+    "missing_field", "bad_field", "bad_json", "bad_chat", "bad_tools", "bad_tool_call", "unknown_role",
+    "not_text", "no_user_turn", "no_assistant_turn", "several_parts", "tool_turns",
+]  # fmt: skip
+
 
 class RowRejected(Exception):
     """A row set aside: `reason` is one of the codes above, `detail` a sentence about this row."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: RowReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason
+        self.reason: RowReason = reason
         self.detail = detail
