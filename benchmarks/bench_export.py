@@ -24,9 +24,9 @@ import orjson
 from bench_support import ProcessClock, run_apart
 
 from flows.parameters import Export
-from tasks.core.export import export_run
-from tasks.core.export_configs import Target
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export.configs import Target
+from tasks.core.export.rows import ExportDataset
+from tasks.core.export.run import export_run
 from tasks.core.response_log import RESPONSES, read_lines
 
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 163_840, 32_000

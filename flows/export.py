@@ -11,7 +11,7 @@ from flows.logs import show_our_logs
 from flows.parameters import ExportFormat
 from flows.run_folder import check_exported, read_export_rules
 from tasks.aggregate import aggregate_stats
-from tasks.core.export_report import ExportReport
+from tasks.core.export.report import ExportReport
 from tasks.core.report import write_report
 from tasks.core.run_file import check_run_folder
 from tasks.core.run_stats import read_plans

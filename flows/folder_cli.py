@@ -108,7 +108,7 @@ def export(
     Example: draftmill export data/kimi-k25 --formats arrow,vocab --draft-vocab-size 16000
     """
     from flows.run_folder import check_exported, read_export_rules
-    from tasks.core.export_files import ExportError, ExportInputError
+    from tasks.core.export.files import ExportError, ExportInputError
     from tasks.core.report import write_report
     from tasks.core.run_file import RunFolderError
     from tasks.export import export_datasets
@@ -139,7 +139,7 @@ def export(
 
 
 def _split_formats(names: str | None) -> list[str] | None:
-    from tasks.core.export import FORMATS
+    from tasks.core.export.run import FORMATS
 
     formats = None if names is None else [name.strip() for name in names.split(",")]
     if formats is not None and (unknown := [name for name in formats if name not in FORMATS]):

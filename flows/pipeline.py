@@ -22,7 +22,7 @@ from flows.patience import stay_until_heard
 from flows.refusals import all_need_change
 from flows.servers import open_server
 from tasks.aggregate import aggregate_stats
-from tasks.core.export_report import ExportReport
+from tasks.core.export.report import ExportReport
 from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
 from tasks.core.report import write_report
 from tasks.core.run_file import check_run_folder

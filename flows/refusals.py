@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from flows.catalog import InputError
 from serving.errors import ServingError
-from tasks.core.export_files import ExportInputError
+from tasks.core.export.files import ExportInputError
 from tasks.core.prepare import EmptyDatasetError
 from tasks.core.run_file import RunFolderError
 from tasks.core.sources import SourceError

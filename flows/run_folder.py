@@ -10,8 +10,8 @@ from types import UnionType
 from typing import Any
 
 from flows.parameters import Export
-from tasks.core.export_files import ExportError
-from tasks.core.export_report import ExportReport
+from tasks.core.export.files import ExportError
+from tasks.core.export.report import ExportReport
 from tasks.core.run_file import RunFolderError, read_run_file, read_setting
 from tasks.core.vocab import check_draft_vocab_size
 from tasks.export import ExportRules

@@ -12,12 +12,12 @@ from prefect.cache_policies import NO_CACHE
 
 from serving.embedded.errors import ModelError
 from serving.embedded.model import DEMO_MODEL, DEMO_NAMES, default_cache_dir, resolve_model
-from tasks.core.export import export_run
-from tasks.core.export_configs import Target
-from tasks.core.export_conversations import Retokenizer
-from tasks.core.export_report import ExportReport
-from tasks.core.export_rows import ExportDataset
-from tasks.core.export_vocab import PT_FILES
+from tasks.core.export.configs import Target
+from tasks.core.export.conversations import Retokenizer
+from tasks.core.export.report import ExportReport
+from tasks.core.export.rows import ExportDataset
+from tasks.core.export.run import export_run
+from tasks.core.export.vocab import PT_FILES
 from tasks.core.run_file import read_run_file, read_setting
 from tasks.core.stats import DatasetStats
 from tasks.core.tokenizer import TokenizerError, load_tokenizer

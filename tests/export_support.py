@@ -5,8 +5,8 @@ import hashlib
 import orjson
 import pyarrow.parquet as pq
 
-from tasks.core.export import export_run
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export.rows import ExportDataset
+from tasks.core.export.run import export_run
 from tasks.core.records import Response
 
 BOTH = ("parquet", "jsonl")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
 from flows.folder_cli import app
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export.rows import ExportDataset
 from tasks.core.records import Prompt
 from tasks.core.run_file import update_run_file
 from tasks.core.tokenizer import load_tokenizer

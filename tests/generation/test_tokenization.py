@@ -8,8 +8,8 @@ import pytest
 from generation_support import Dataset, cancel, make_rules
 from tiny_tokenizer import TEMPLATE, make_tokenizer
 
-from tasks.core.export import export_run
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export.rows import ExportDataset
+from tasks.core.export.run import export_run
 from tasks.core.prepare import PrepareOptions, prepare_prompts
 from tasks.core.rendering import Renderer
 from tasks.core.stats_scan import scan_dataset

@@ -21,9 +21,9 @@ from trainer_support import (
 )
 from transformers import AutoTokenizer
 
-from tasks.core.export import FORMATS, export_run
-from tasks.core.export_configs import Target
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export.configs import Target
+from tasks.core.export.rows import ExportDataset
+from tasks.core.export.run import FORMATS, export_run
 from tasks.core.vocab import build_vocab_map
 
 pytestmark = pytest.mark.trainers

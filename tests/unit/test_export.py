@@ -12,10 +12,11 @@ from export_support import dataset, export, hashes, manifest, read_jsonl, read_p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core import export_parquet, export_rows
-from tasks.core.export_files import ExportError
-from tasks.core.export_parquet import SCHEMA, check_parquet
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export import parquet as export_parquet
+from tasks.core.export import rows as export_rows
+from tasks.core.export.files import ExportError
+from tasks.core.export.parquet import SCHEMA, check_parquet
+from tasks.core.export.rows import ExportDataset
 from tasks.core.split import assign_split
 
 generations = st.lists(
@@ -247,8 +248,8 @@ def test_an_error_in_the_middle_leaves_the_old_export(tmp_path, monkeypatch):
 KILLED = """
 import os, sys
 from pathlib import Path
-from tasks.core import export_rows as module
-from tasks.core.export import export_run
+from tasks.core.export import rows as module
+from tasks.core.export.run import export_run
 real, calls = module.samples_from_response, []
 def kill(row):
     calls.append(row)
@@ -269,7 +270,7 @@ def test_a_kill_in_the_middle_leaves_the_old_export_and_the_next_cleans_up(tmp_p
     source = dataset(tmp_path, [response(f"r{n}") for n in range(20)])
     export(tmp_path, [source])
     before = hashes(tmp_path / "export")
-    repository = Path(export_rows.__file__).parents[2]
+    repository = Path(export_rows.__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=repository, check=False)
     assert done.returncode == 9
     assert (tmp_path / ".export.new").exists()

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from export_support import dataset, export, hashes, manifest, response, write_prompts
 
-from tasks.core import export_key, export_report, export_rows
-from tasks.core.export_configs import Target
+from tasks.core.export import key as export_key
+from tasks.core.export import report as export_report
+from tasks.core.export import rows as export_rows
+from tasks.core.export.configs import Target
 from tasks.core.records import Prompt
 
 OPTIONS = {
@@ -154,9 +156,9 @@ EXPORTING = """
 import os, sys
 from pathlib import Path
 from tasks.core import worker_process
-from tasks.core.export import FORMATS, export_run
-from tasks.core.export_configs import Target
-from tasks.core.export_rows import ExportDataset
+from tasks.core.export.run import FORMATS, export_run
+from tasks.core.export.configs import Target
+from tasks.core.export.rows import ExportDataset
 root, worker_process.LEAST_BYTES = Path(sys.argv[1]), int(sys.argv[2])
 os.sched_getaffinity = lambda pid: {0, 1}
 print("ready", flush=True)
@@ -174,7 +176,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, least_bytes):
     """What is there then is whole, and the next export has the bytes of one that was never disturbed."""
     source = dataset(tmp_path, rows(300))
     export(tmp_path / "calm", [source], **OPTIONS)
-    repository = Path(export_rows.__file__).parents[2]
+    repository = Path(export_rows.__file__).parents[3]
     for _ in range(4):
         argv = [sys.executable, "-c", EXPORTING, str(tmp_path), str(least_bytes)]
         process = subprocess.Popen(argv, cwd=repository, stdout=subprocess.PIPE)

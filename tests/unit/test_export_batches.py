@@ -8,11 +8,12 @@ import pytest
 from export_support import dataset, export, hashes, response, write_prompts
 from worker_support import find_workers
 
-from tasks.core import export_batches, worker_process
-from tasks.core.export import FORMATS
-from tasks.core.export_configs import Target
-from tasks.core.export_files import ExportError, ExportInputError
-from tasks.core.export_parquet import ParquetSink
+from tasks.core import worker_process
+from tasks.core.export import batches as export_batches
+from tasks.core.export.configs import Target
+from tasks.core.export.files import ExportError, ExportInputError
+from tasks.core.export.parquet import ParquetSink
+from tasks.core.export.run import FORMATS
 from tasks.core.records import Prompt
 
 WORDS = "One two three four five six seven eight nine ten eleven twelve thirteen"

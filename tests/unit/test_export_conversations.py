@@ -6,8 +6,8 @@ import pytest
 from chat_styles import STYLES, expected_answer, make_target
 from export_support import dataset, export, hashes, manifest, response, write_prompts
 
-from tasks.core.export_conversations import SAMPLE_ROWS, to_plain
-from tasks.core.export_files import ExportInputError
+from tasks.core.export.conversations import SAMPLE_ROWS, to_plain
+from tasks.core.export.files import ExportInputError
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer
 

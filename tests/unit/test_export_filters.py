@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.core.contamination import NGRAM_WORDS, hash_ngrams
-from tasks.core.export_duplicates import ExactDuplicates
-from tasks.core.export_files import ExportInputError
-from tasks.core.export_texts import ConversationReader
+from tasks.core.export.duplicates import ExactDuplicates
+from tasks.core.export.files import ExportInputError
+from tasks.core.export.texts import ConversationReader
 from tasks.core.masks import sample_from_response
 from tasks.core.records import Prompt
 

@@ -12,10 +12,10 @@ from export_support import dataset, export, hashes, manifest, read_jsonl, read_p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.core import export_jsonl
-from tasks.core.export_arrow import ArrowSink
-from tasks.core.export_configs import Target
-from tasks.core.export_files import ExportError
+from tasks.core.export import jsonl as export_jsonl
+from tasks.core.export.arrow import ArrowSink
+from tasks.core.export.configs import Target
+from tasks.core.export.files import ExportError
 from tasks.core.vocab import build_vocab_map
 
 TARGET = Target("org/model", vocab_size=20)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.export_configs import Target
-from tasks.core.export_report import EXPORT_FORMAT
-from tasks.core.export_rows import ExportDataset, LogDigest
-from tasks.core.export_vocab import find_torch_version
+from tasks.core.export.configs import Target
+from tasks.core.export.report import EXPORT_FORMAT
+from tasks.core.export.rows import ExportDataset, LogDigest
+from tasks.core.export.vocab import find_torch_version
 from tasks.core.files import dump_json
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.export_files import ExportError, FileEntry, HashedFile, RowBatch
+from tasks.core.export.files import ExportError, FileEntry, HashedFile, RowBatch
 from tasks.core.split import SPLITS, Split
 
 # Measured on ids as frequent as words are, in bytes and ns of CPU a token: plain 2.54 and 20, in a dictionary

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from tasks.core.export_files import FileEntry, RowBatch, Sink
+from tasks.core.export.files import FileEntry, RowBatch, Sink
 
 _WAITING = 2
 

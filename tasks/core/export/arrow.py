@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.export_files import FileEntry, HashedFile, RowBatch, write_file
-from tasks.core.export_parquet import to_lists
+from tasks.core.export.files import FileEntry, HashedFile, RowBatch, write_file
+from tasks.core.export.parquet import to_lists
 from tasks.core.files import dump_json
 from tasks.core.split import SPLITS, Split
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from tasks.core.export_files import FileEntry
+from tasks.core.export.files import FileEntry
 from tasks.core.masks import Sample
 from tasks.core.split import SPLITS, Split
 

@@ -1,8 +1,8 @@
 """From the datasets' response logs to one folder of training data.
 
-Knows which formats there are, in which order an export is made, and whether one is there already; rows come
-from export_rows, files from a sink for each format, words from export_report. Invariants: the same logs give
-the same bytes; a row is exported or counted with the reason why not; a reader sees the old export or the new.
+Knows which formats there are, in which order an export is made, and whether one is there already; reading,
+the files of each format and the words are for the other modules. Invariants: the same logs give the same
+bytes; a row is exported or counted with the reason why not; a reader sees the old export or the new.
 """
 
 import contextlib
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.contamination import EvalFile, EvalSetError, describe_files
-from tasks.core.export_arrow import TOKENS_PER_SHARD, ArrowSink
-from tasks.core.export_batches import ReadCounts, Reading, read_batches
-from tasks.core.export_configs import Target, write_configs
-from tasks.core.export_conversations import ConversationSink, Retokenizer, describe_retokenizer
-from tasks.core.export_files import (
+from tasks.core.export.arrow import TOKENS_PER_SHARD, ArrowSink
+from tasks.core.export.batches import ReadCounts, Reading, read_batches
+from tasks.core.export.configs import Target, write_configs
+from tasks.core.export.conversations import ConversationSink, Retokenizer, describe_retokenizer
+from tasks.core.export.files import (
     TOKENS_PER_GROUP,
     ExportError,
     ExportInputError,
@@ -24,10 +24,10 @@ from tasks.core.export_files import (
     Sink,
     write_file,
 )
-from tasks.core.export_jsonl import JsonlSink
-from tasks.core.export_key import Rules, build_key
-from tasks.core.export_parquet import ParquetSink
-from tasks.core.export_report import (
+from tasks.core.export.jsonl import JsonlSink
+from tasks.core.export.key import Rules, build_key
+from tasks.core.export.parquet import ParquetSink
+from tasks.core.export.report import (
     MANIFEST,
     ExportReport,
     Totals,
@@ -35,9 +35,9 @@ from tasks.core.export_report import (
     build_manifest,
     read_unchanged,
 )
-from tasks.core.export_rows import ExportDataset, hash_logs, hash_prompts
-from tasks.core.export_threads import BackgroundSink
-from tasks.core.export_vocab import VocabSink
+from tasks.core.export.rows import ExportDataset, hash_logs, hash_prompts
+from tasks.core.export.threads import BackgroundSink
+from tasks.core.export.vocab import VocabSink
 from tasks.core.files import dump_json
 from tasks.core.folders import FolderError, fill_folder, hold_folder, owned_folders
 from tasks.core.split import SPLITS

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.contamination import EvalFile, EvalIndex
-from tasks.core.export_duplicates import ExactDuplicates
-from tasks.core.export_files import Batcher, RowBatch
-from tasks.core.export_key import Rules
-from tasks.core.export_report import LENGTH_LIMITS, DatasetCount, LengthLoss, Totals
-from tasks.core.export_rows import ExportDataset, LogDigest, RowFilter, read_export_rows
+from tasks.core.export.duplicates import ExactDuplicates
+from tasks.core.export.files import Batcher, RowBatch
+from tasks.core.export.key import Rules
+from tasks.core.export.report import LENGTH_LIMITS, DatasetCount, LengthLoss, Totals
+from tasks.core.export.rows import ExportDataset, LogDigest, RowFilter, read_export_rows
 from tasks.core.split import SPLITS, Split, assign_split
 from tasks.core.worker_process import Worker, count_workers
 

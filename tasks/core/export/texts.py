@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tasks.core.chains import to_history
-from tasks.core.export_files import ExportInputError, Messages
+from tasks.core.export.files import ExportInputError, Messages
 from tasks.core.masks import SEQUENCES
 from tasks.core.prepare import PROMPTS, open_prompts
 from tasks.core.records import RecordError, Response

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from tasks.core.export_files import FileEntry, HashedFile, RowBatch
+from tasks.core.export.files import FileEntry, HashedFile, RowBatch
 from tasks.core.split import SPLITS, Split
 
 _ZERO, _COMMA = b"0,"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.core.export_files import Conversation, FileEntry, HashedFile, Messages, RowBatch
+from tasks.core.export.files import Conversation, FileEntry, HashedFile, Messages, RowBatch
 from tasks.core.prompt_file import hash_id
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError, calls_as_text

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.core.export_files import FileEntry, write_file
+from tasks.core.export.files import FileEntry, write_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.core.export_files import ExportError, FileEntry, RowBatch, write_file
+from tasks.core.export.files import ExportError, FileEntry, RowBatch, write_file
 from tasks.core.vocab import VocabCounts, VocabMap, build_vocab_map, measure_coverage, measure_curve
 
 PT_FILES = ("vocab_mapping.pt", "token_freq.pt")

@@ -15,10 +15,10 @@ from pathlib import Path
 import orjson
 
 from tasks.core.contamination import EvalIndex, iter_texts
-from tasks.core.export_duplicates import ExactDuplicates
-from tasks.core.export_files import Conversation, ExportInputError, ExportRow, Messages
-from tasks.core.export_report import DatasetCount
-from tasks.core.export_texts import ConversationReader
+from tasks.core.export.duplicates import ExactDuplicates
+from tasks.core.export.files import Conversation, ExportInputError, ExportRow, Messages
+from tasks.core.export.report import DatasetCount
+from tasks.core.export.texts import ConversationReader
 from tasks.core.fast_responses import ResponseReader
 from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
 from tasks.core.prepare import PROMPTS
