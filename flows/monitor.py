@@ -76,7 +76,10 @@ def show_live(output_dir: Path, console: Console, *, every_s: float, once: bool)
 
 
 def look_to_json(look: RunLook | None) -> dict[str, Any]:
-    """A look as JSON-able values; without datasets while there is no run.json."""
+    """A look as JSON-able values; without datasets while there is no run.json.
+
+    `eta_s` of a dataset is at its own pace, but never later than the whole's.
+    """
     if look is None:
         return {"at": _to_iso(time.time()), "total": None, "datasets": [], "servers": [], **_NO_PROBLEMS}
     return {

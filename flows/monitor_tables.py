@@ -49,10 +49,10 @@ def render_datasets(look: RunLook, shown: Sequence[int], *, width: int) -> Rende
 def _to_cells(look: RunLook, at: int) -> dict[str, str]:
     """Finished conversations are no answers: what their dataset does is no matter of the servers."""
     one, idle_s = look.progress.datasets[at], look.idle_s[at]
-    left_s = None if one.is_done else look.progress.measure_end(one)
+    left_s = look.progress.find_earlier_end(one)
     failed, skipped = (sum(part.values()) for part in split_rejected(one.rejected))
     is_asked = one.budget_tokens is not None
-    is_moving = is_asked and not one.is_done
+    is_moving = is_asked and not look.progress.total.is_done  # the speeds add up to the whole's
     cut = one.finish_reasons.get("length", 0)
     return {
         "dataset": one.name,

@@ -31,7 +31,7 @@ from tasks.core.run_file import read_run_file
 from tasks.core.run_progress import RunProgress, State, describe_state
 from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, DatasetStats, parse_time, total_stats
 from tasks.core.stats_views import describe_status, format_percent
-from tasks.core.times import format_duration, format_end, format_moment, format_time
+from tasks.core.times import format_duration, format_moment, format_time
 
 REPORT_FILE = "report.html"
 _MANIFEST = Path("export") / "manifest.json"
@@ -155,10 +155,14 @@ def _to_row(look: RunLook, at: int) -> Row:
 
 def _sum_up(look: RunLook, total: DatasetStats, *, running: bool) -> Row:
     """The total of the datasets with a budget: it is at work, or stopped, or done."""
-    asked = [one for one in look.progress.datasets if one.budget_tokens is not None]
-    state = RunProgress(tuple(asked)).total.state
+    progress = RunProgress(tuple(one for one in look.progress.datasets if one.budget_tokens is not None))
+    state = progress.total.state
     if state == "waiting" and total.rows and not running:
         state = "stopped"
+    waits = [one.state for one in progress.datasets if one.name in progress.stuck]
+    if state == "generating" and waits:
+        counts = (f"{waits.count(word)} {word}" for word in dict.fromkeys(waits))
+        return Row(total, waits[0], f"{state}, {', '.join(counts)}")
     return Row(total, state, describe_status(state))
 
 
@@ -178,14 +182,14 @@ def make_tiles(look: RunLook, *, running: bool) -> list[Tile]:
             progress.describe_reached(),
             "good" if total.state == "complete" else "plain",
         ),
-        _make_speed_tile(total_stats(select_generated(look.stats)), progress),
+        _make_speed_tile(total_stats(select_generated(look.stats)), progress, running=running),
         _make_end_tile(look, running=running),
         wrong,
     ]
 
 
-def _make_speed_tile(total: DatasetStats, progress: RunProgress) -> Tile:
-    """Of the last hour while there is more to do, of all of the work afterwards."""
+def _make_speed_tile(total: DatasetStats, progress: RunProgress, *, running: bool) -> Tile:
+    """Of the last hour while there is more to do, of all of the work afterwards; none where it stopped."""
     pace = progress.pace
     if pace is None or total.last_finished_at is None:
         return Tile("How fast?", "not known", "no answer names its time" if total.rows else "no answer yet")
@@ -196,8 +200,10 @@ def _make_speed_tile(total: DatasetStats, progress: RunProgress) -> Tile:
         return Tile("How fast?", answer, f"on average {over}; {last}")
     over = f"over the {format_duration(pace.worked_s)} of work so far"
     if pace.worked_s > pace.measured_s:
-        over = "over the last hour of work"
+        over = "over the last hour of work" if running else "in its last hour"
     average = f" ({pace.mean_tokens_per_s:,.0f} on average)" if pace.has_changed else ""
+    if not running:
+        return Tile("How fast?", "stopped", f"{pace.tokens_per_s:,.0f} tokens/s {over}{average}; {last}")
     return Tile("How fast?", f"{pace.tokens_per_s:,.0f} tokens/s", f"{over}{average}; {last}")
 
 
@@ -205,10 +211,10 @@ def _make_end_tile(look: RunLook, *, running: bool) -> Tile:
     question, progress = "When done?", look.progress
     pace, total, left = progress.pace, progress.total, describe_left(progress)
     if total.is_done:
-        end = _describe_end(total_stats(select_generated(look.stats)), pace)
+        answer, took = _describe_end(total_stats(select_generated(look.stats)), pace, now_s=look.at_s)
         if total.state == "exhausted":
-            return Tile(question, "finished", f"short of the budget, for want of prompts: {end}")
-        return Tile(question, "done", end, "good")
+            return Tile(question, answer, f"finished short of the budget, for want of prompts{took}")
+        return Tile(question, answer, f"finished{took}", "good")
     if pace is not None and not running:
         return Tile(question, "not running", describe_work(progress), "bad")
     if pace is None or not total.left_tokens:
@@ -220,20 +226,23 @@ def _make_end_tile(look: RunLook, *, running: bool) -> Tile:
     tone = "warn" if needs or total.short_tokens else "plain"
     if progress.eta_s is None:
         return Tile(question, "not known", f"{needs}; {left}" if needs else left, tone)
-    answer, _, clock = format_end(progress.eta_s, now_s=look.at_s).partition(" (")
     guess = "a first guess: " if pace.is_guess else ""
-    detail = f"{guess}{clock.rstrip(')')} at that speed; {f'{needs}; ' if needs else ''}{left}"
-    return Tile(question, f"the rest {answer}" if needs else answer, detail, tone)
+    now = format_time(look.at_s, with_date=False)
+    left_s = f"in {format_duration(progress.eta_s)} as of {now}, at that speed"
+    detail = f"{guess}{'the others, ' if needs else ''}{left_s}; {f'{needs}; ' if needs else ''}{left}"
+    return Tile(question, format_moment(look.at_s + progress.eta_s), detail, tone)
 
 
-def _describe_end(total: DatasetStats, pace: Pace | None) -> str:
+def _describe_end(total: DatasetStats, pace: Pace | None, *, now_s: float) -> tuple[str, str]:
+    """The moment, which stays true whenever the page is opened; how long before the page, and after what."""
     if pace is None or total.started_at is None or total.last_finished_at is None:
-        return "the answers name no times"
+        return "done", ": the answers name no times"
     end_s = parse_time(total.last_finished_at)
+    ago = f" {format_duration(now_s - end_s)} before this report" if now_s - end_s >= 60 else ""
     took = format_duration(end_s - parse_time(total.started_at))
     pauses = sum(pause.seconds for pause in pace.pauses)
     within = f", of which {format_duration(pauses)} were pauses" if pauses else ""
-    return f"{format_moment(end_s)}, after {took}{within}"
+    return format_moment(end_s), f"{ago}, after {took}{within}"
 
 
 def read_coverage(manifest: Any) -> Coverage | None:

@@ -128,11 +128,16 @@ class RunProgress:
         return tuple(one.name for one in self.datasets if one.state in stuck)
 
     @property
+    def stuck_tokens(self) -> float:
+        """What is left of those that do not go on by themselves."""
+        stuck = self.stuck
+        return sum(one.left_tokens for one in self._counted if one.name in stuck)
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds to the end of all that goes on by itself."""
-        total, stuck = self.total, self.stuck
-        waits = sum(one.left_tokens for one in self._counted if one.name in stuck)
-        return total.measure_left(total.left_tokens - waits)
+        total = self.total
+        return total.measure_left(total.left_tokens - self.stuck_tokens)
 
     def measure_end(self, one: DatasetProgress) -> float | None:
         """Seconds to the end of one of its datasets.
@@ -141,6 +146,14 @@ class RunProgress:
         """
         own_s, whole_s = one.eta_s, self.eta_s
         return own_s if own_s is None or whole_s is None else min(own_s, whole_s)
+
+    def find_earlier_end(self, one: DatasetProgress) -> float | None:
+        """Seconds to the end of one of its datasets at its own pace, where that is before the whole's.
+
+        Else nothing is known of it but the whole's end, which its own speed would contradict.
+        """
+        end_s, whole_s = self.measure_end(one), self.eta_s
+        return None if one.is_done or (end_s is not None and end_s == whole_s) else end_s
 
     def describe_done(self) -> str:
         """How many datasets are done, and how many more ended for want of prompts."""
@@ -163,13 +176,13 @@ class RunProgress:
         if total.state == "stopped":
             return f"{self.describe_reached()}, stopped"
         speed = total.tokens_per_s if self.pace is None else self.pace.tokens_per_s
-        what = "the rest" if self.stuck else "done"
+        what = "the others done" if self.stuck else "done"
         end = "end not known yet" if self.eta_s is None else f"{what} in {format_duration(self.eta_s)}"
         return f"{self.describe_reached()}, {speed:,.0f} tokens/s, {end}"
 
     def to_rows(self) -> list[dict[str, str]]:
         """A line per dataset and one for the total, as text: the rows of a Prefect table artifact."""
-        rows = [_to_row(one, self.measure_end(one)) for one in self.datasets]
+        rows = [_to_row(one, self.find_earlier_end(one)) for one in self.datasets]
         return [*rows, _to_row(self.total, self.eta_s)]
 
 
@@ -373,7 +386,7 @@ def _to_row(one: DatasetProgress, eta_s: float | None) -> dict[str, str]:
         "completion tokens": f"{one.completion_tokens:,}",
         "budget": "" if one.budget_tokens is None else f"{one.budget_tokens:,}",
         "tokens/s (1 min)": f"{one.tokens_per_s:,.0f}" if one.tokens_per_s else "",
-        "done in": "" if one.is_done else format_duration(eta_s),
+        "done in": "" if one.is_done or eta_s is None else format_duration(eta_s),
         "answers": f"{one.rows:,}",
         "prompts": "" if one.prompts is None else f"{one.prompts:,}",
         "finish reasons": format_counts(one.finish_reasons),

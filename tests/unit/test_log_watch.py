@@ -19,7 +19,7 @@ from tasks.core.report import look_at, make_tiles
 from tasks.core.run_file import RunFolderError, update_run_file
 from tasks.core.run_stats import collect_stats, read_plans
 from tasks.core.stats_scan import DatasetScan
-from tasks.core.times import format_end
+from tasks.core.times import format_moment
 
 NOW_S = 1_800_000_000.0
 PLAN = {"budget_tokens": 1000, "max_samples": None}
@@ -209,7 +209,7 @@ def test_the_end_is_known_between_two_datasets(tmp_path):
     for one in (look, page):
         assert [part.state for part in one.progress.datasets] == ["waiting", "complete"]
         assert one.progress.eta_s == pytest.approx(1000 / 3, rel=0.05)
-    assert make_tiles(page, running=True)[2].answer == "in 6 min"
+    assert make_tiles(page, running=True)[2].detail.startswith("in 6 min as of 08:01, ")
 
 
 def test_a_dataset_that_has_just_ended_was_part_of_the_speed(tmp_path):
@@ -219,7 +219,7 @@ def test_a_dataset_that_has_just_ended_was_part_of_the_speed(tmp_path):
         write(tmp_path / name, answer("a", tokens=100, at_s=NOW_S, latency_s=50))
     look = RunLogWatch(tmp_path).look(NOW_S)
     assert [one.state for one in look.progress.datasets] == ["generating", "complete"]
-    assert look.progress.total.tokens_per_s == 4.0
+    assert sum(one.tokens_per_s for one in look.progress.datasets) == look.progress.total.tokens_per_s == 4.0
 
 
 @pytest.mark.parametrize("ahead_s", [-4000.0, 0.0, 4000.0])
@@ -267,9 +267,8 @@ def test_a_monitor_and_a_report_of_one_run_agree(tmp_path, after_s):
     end = make_tiles(page, running=is_running(look.idle_s))[2]
     assert page.progress.eta_s == look.progress.eta_s
     if after_s < SILENT_S:
-        expected = format_end(look.progress.eta_s, now_s=look.at_s)
-        assert f"the rest {expected}".startswith(end.answer)
-        assert "old needs you first" in end.detail
+        assert end.answer == format_moment(look.at_s + look.progress.eta_s)
+        assert "; then old needs you; " in end.detail
         assert look.problems.trouble[0].startswith("old: no answer for 5")
     else:
         assert (end.answer, look.progress.eta_s) == ("not running", None)

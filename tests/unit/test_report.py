@@ -86,10 +86,15 @@ class Page(HTMLParser):
 def test_a_finished_run_is_told_in_four_tiles(tmp_path):
     """How far, how fast, when done, what went wrong."""
     tiles = tiles_of(make_stats(tmp_path / "d"))
-    assert [tile.answer for tile in tiles] == ["100.0%", "11 tokens/s", "done", "Nothing"]
+    assert [tile.answer for tile in tiles] == ["100.0%", "11 tokens/s", "Jan 15 08:01 UTC", "Nothing"]
     assert "1,000 of 1,000 tokens, 1 of 1 datasets done" in tiles[0].detail
     assert tiles[1].detail == "on average over 2 min of work; last answer Jan 15 08:01 UTC"
-    assert tiles[2].detail == "Jan 15 08:01 UTC, after 2 min"
+    assert (tiles[2].detail, tiles[2].tone) == ("finished, after 2 min", "good")
+    later = tiles_of(make_stats(tmp_path / "d"), after_s=9151)[2]
+    assert (later.answer, later.detail) == (
+        "Jan 15 08:01 UTC",
+        "finished 2 h 31 min before this report, after 2 min",
+    )
 
 
 def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
@@ -98,12 +103,14 @@ def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     far, fast, end, wrong = tiles_of(stats, after_s=725)
     assert (far.answer, wrong.answer) == ("83.3%", "Nothing")
     assert fast.detail == "over the 12 min of work so far; last answer Jan 15 08:12 UTC"
-    assert end.answer == "in 2 min"
-    assert end.detail == "about Jan 15 08:14 UTC at that speed; 200 tokens left"
+    assert end.answer == "Jan 15 08:14 UTC"
+    assert end.detail == "in 2 min as of 08:12, at that speed; 200 tokens left"
     problems = problems_of(stats, after_s=3180)
     expected = "the run stopped at Jan 15 08:12 UTC, 41 min ago, with 1 of 1 datasets not done: "
     assert problems.trouble == [f"{expected}run the same command again to go on"]
-    [*_, end, wrong] = tiles_of(stats, after_s=3180)
+    [_, fast, end, wrong] = tiles_of(stats, after_s=3180)
+    assert fast.answer == "stopped"
+    assert fast.detail == "1 tokens/s over the 12 min of work so far; last answer Jan 15 08:12 UTC"
     assert (end.answer, end.tone) == ("not running", "bad")
     assert end.detail == "200 tokens left: 2 min of work at its 1 tokens/s"
     assert (wrong.answer, wrong.detail) == ("1 thing", problems.trouble[0])
@@ -113,7 +120,7 @@ def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     ("every_s", "answer", "detail"),
     [
         (10, "too early to tell", "200 tokens left, after 2 min of work"),
-        (60, "in 2 min", "a first guess: about Jan 15 08:10 UTC at that speed; 200 tokens left"),
+        (60, "Jan 15 08:10 UTC", "a first guess: in 2 min as of 08:09, at that speed; 200 tokens left"),
     ],
 )
 def test_the_end_of_a_run_that_has_just_begun_is_a_guess(tmp_path, every_s, answer, detail):
@@ -133,9 +140,11 @@ def test_a_speed_that_fell_is_told(tmp_path):
     _, fast, end, _ = tiles_of(stats, after_s=10_800)
     assert fast.answer == "100 tokens/s"
     assert fast.detail == "over the last hour of work (700 on average); last answer Jan 15 11:00 UTC"
-    assert end.answer == "in 6 h 47 min"
+    assert end.detail.startswith("in 6 h 47 min as of 11:00, at that speed; ")
     assert problems_of(stats, after_s=10_800).trouble[0].startswith("the speed fell from 1,000 tokens/s (")
-    stopped = tiles_of(stats, after_s=20_000)[2]
+    _, fast, stopped, _ = tiles_of(stats, after_s=20_000)
+    assert fast.answer == "stopped"
+    assert fast.detail.startswith("100 tokens/s in its last hour (700 on average); last answer ")
     assert stopped.detail.endswith(
         "left: 6 h 47 min of work at the last hour's 100 tokens/s, 58 min at the average 700"
     )
@@ -145,7 +154,11 @@ def test_a_speed_that_fell_is_told(tmp_path):
 
 @pytest.mark.parametrize(
     ("after_s", "ended", "answer"),
-    [(800, False, "in 2 min"), (800, True, "not running"), (720 + PAUSE_S, False, "not running")],
+    [
+        (800, False, "Jan 15 08:15 UTC in 2 min as of"),
+        (800, True, "not running"),
+        (720 + PAUSE_S, False, "not running"),
+    ],
 )
 def test_a_page_tells_whether_the_run_is_at_work(tmp_path, after_s, ended, answer):
     """By its last answer, unless whoever writes the page knows that it has ended."""
@@ -183,7 +196,11 @@ def test_prompts_that_will_not_suffice_are_told_before_they_are_used_up(tmp_path
     changes = {"answered": 150, "rows": 150, "completion_tokens": 15_000, "reached_percent": 25.0}
     out = dataclasses.replace(short, status="exhausted", **changes)
     far, _, end, _ = tiles_of(out)
-    assert [(one.answer, one.tone) for one in (far, end)] == [("25.0%", "plain"), ("finished", "plain")]
+    assert [(one.answer, one.tone) for one in (far, end)] == [
+        ("25.0%", "plain"),
+        ("Jan 15 08:01 UTC", "plain"),
+    ]
+    assert end.detail == "finished short of the budget, for want of prompts, after 2 min"
     assert "0 of 1 datasets done, 1 out of prompts" in far.detail
 
 
@@ -249,14 +266,18 @@ def test_datasets_that_do_not_go_on_are_left_out_of_the_end(tmp_path):
         make_stats(tmp_path / "new", budget=1000, rows=0, name="new"),
     ]
     end = tiles_of(*stats, after_s=730)[2]
-    assert (end.tone, end.answer) == ("warn", "the rest in 8 min")
-    assert end.detail == "about Jan 15 08:20 UTC at that speed; late, torn need you first; 18.0k tokens left"
+    assert (end.tone, end.answer) == ("warn", "Jan 15 08:20 UTC")
+    assert end.detail == (
+        "the others, in 8 min as of 08:12, at that speed; then late, torn need you; 2.00k tokens left, and "
+        "16.0k of late, torn"
+    )
     now = datetime.fromtimestamp(START_S + 730, UTC)
     page = Page(render_report(stats, run={}, manifest=None, folder="f", now=now))
     states = [attrs["class"] for _, attrs in page.tags if attrs.get("class", "").startswith("status")]
     assert states == [
-        f"status {state}" for state in ("generating", "stopped", "damaged", "waiting", "generating")
+        f"status {state}" for state in ("generating", "stopped", "damaged", "waiting", "stopped")
     ]
+    assert "■ generating, 1 stopped, 1 damaged" in page.text
     assert "■ stopped 11 min" in page.text
 
 

@@ -223,13 +223,13 @@ def test_the_table_has_a_line_a_dataset_and_the_total():
         "completion tokens": "2,500",
         "budget": "10,000",
         "tokens/s (1 min)": "150",
-        "done in": "50 s",
+        "done in": "",
         "answers": "10",
         "prompts": "100",
         "finish reasons": "stop 10",
         "not used": "http_400 2",
     }
-    assert total == {**row, "dataset": "total"}
+    assert total == {**row, "dataset": "total", "done in": "50 s"}
 
 
 def test_a_watch_keeps_no_flags():
@@ -283,14 +283,19 @@ def test_no_dataset_is_said_to_end_later_than_the_whole(found, budgets):
     run = shared(*found, budgets=budgets)
     ends = [run.measure_end(one) for one in run.datasets]
     assert all(end is None or run.eta_s is None or end <= run.eta_s for end in ends)
+    told = [run.find_earlier_end(one) for one in run.datasets]
+    assert all(end is None or run.eta_s is None or end < run.eta_s for end in told)
+    for one, shown, end in zip(run.datasets, told, ends, strict=True):
+        assert shown == (None if one.is_done or end == run.eta_s else end)
 
 
 def test_what_does_not_go_on_by_itself_is_no_part_of_the_end():
     """A dataset that is damaged, or that stopped while others go on; where all stopped there is no end."""
     run = shared(("generating", 1000), ("waiting", 500), ("stopped", 4000), ("damaged", 9000))
     assert (run.stuck, run.eta_s) == (("d2", "d3"), 150.0)
-    assert run.to_line().endswith("10 tokens/s, the rest in 2 min")
+    assert run.to_line().endswith("10 tokens/s, the others done in 2 min")
     assert [run.measure_end(one) for one in run.datasets] == [100.0, None, None, None]
+    assert run.stuck_tokens == 13_000
     still = shared(("stopped", 4000), ("waiting", 500))
     assert (still.stuck, still.eta_s) == ((), None)
 
