@@ -15,8 +15,8 @@ from rich.text import Text
 
 from tasks.core.dataset_problems import split_rejected
 from tasks.core.log_watch import RunLook
-from tasks.core.recent_answers import ServerActivity
-from tasks.core.run_progress import QUIET_S, DatasetProgress, State, describe_state
+from tasks.core.run_progress import DatasetProgress, State, describe_state
+from tasks.core.server_problems import find_silent, name_server
 from tasks.core.stats_views import describe_status, format_counts, format_percent, shorten
 from tasks.core.times import format_duration
 
@@ -105,29 +105,19 @@ def render_servers(look: RunLook) -> Table:
     table = _make_table(("server", "answers (5 min)", _SPEED, "last answer"))
     for one in look.servers:
         age = format_duration(one.last_answer_age_s)
-        is_silent = one in _find_silent(look)
+        is_silent = one in find_silent(look.servers)
         last = Text(f"no answer for {age}", style="yellow") if is_silent else Text(f"{age} ago")
-        table.add_row(_name_server(one), f"{one.answers:,}", f"{one.tokens_per_s:,.0f}", last)
+        table.add_row(Text(name_server(one)), f"{one.answers:,}", f"{one.tokens_per_s:,.0f}", last)
     return table
-
-
-def _find_silent(look: RunLook) -> list[ServerActivity]:
-    """The servers that had no answer for a while, where others had one."""
-    silent = [one for one in look.servers if one.last_answer_age_s >= QUIET_S]
-    return silent if len(silent) < len(look.servers) else []
-
-
-def _name_server(one: ServerActivity) -> Text:
-    return Text(one.server or "(not named)")
 
 
 def summarize_servers(look: RunLook) -> Text:
     """One line: how many, and which are silent."""
     count = f"{len(look.servers)} server{'s' if len(look.servers) > 1 else ''}"
-    if not (silent := _find_silent(look)):
+    if not (silent := find_silent(look.servers)):
         last = max(one.last_answer_age_s for one in look.servers)
         return Text(f"{count}; last answers {format_duration(last)} ago or less")
-    names = ", ".join(f"{_name_server(one)} for {format_duration(one.last_answer_age_s)}" for one in silent)
+    names = ", ".join(f"{name_server(one)} for {format_duration(one.last_answer_age_s)}" for one in silent)
     return Text(f"{count}; no answer from {names}", style="yellow")
 
 

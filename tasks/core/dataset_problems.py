@@ -12,7 +12,7 @@ from typing import get_args
 from tasks.core.adapters.errors import RowReason
 from tasks.core.row_batches import MALFORMED_ROW
 from tasks.core.stats import DatasetStats
-from tasks.core.stats_views import format_counts
+from tasks.core.stats_views import count_of, format_counts
 
 DAMAGED, STOPPED, SHORT, SLOW, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(10)
 _SET_ASIDE_SHARE, _EMPTY_SHARE = 0.02, 0.01  # below them it is the way of the world
@@ -162,11 +162,6 @@ def _describe_failed(stats: DatasetStats, failed: Mapping[str, int]) -> str:
     elif not final:
         again = "the next run asks them again"
     return f"{count_of(count, 'prompt')} without an answer ({reasons}); {_TOLD_WHY}, and {again}"
-
-
-def count_of(number: int, what: str) -> str:
-    """A number of things."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def count_missing(stats: DatasetStats) -> int:

@@ -75,12 +75,17 @@ class RunLogWatch:
             for plan in plans
         }
         looks = [self._datasets[plan.name].look(plan, at_s) for plan in plans]
-        model = find_model(read_run_file(self._output_dir))
-        return to_run_look(looks, self._describe_servers(looks), at_s=at_s, model=model)
+        run = read_run_file(self._output_dir)
+        return to_run_look(looks, self._describe_servers(looks, run), at_s=at_s, model=find_model(run))
 
-    def _describe_servers(self, looks: Sequence["DatasetLook"]) -> list[ServerActivity]:
+    def _describe_servers(
+        self, looks: Sequence["DatasetLook"], run: Mapping[str, Any]
+    ) -> list[ServerActivity]:
+        """Those that run.json names, if it names any that answered: an earlier run had others."""
         now_s = max((one.now_s for one in looks), default=0.0)
-        return describe_servers([one.recent for one in self._datasets.values()], now_s=now_s)
+        found = describe_servers([one.recent for one in self._datasets.values()], now_s=now_s)
+        known = run.get("details", {}).get("servers") or {}
+        return [one for one in found if one.server in known] or found
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ def to_run_look(
         stats=tuple(stats),
         idle_s=tuple(idle_s),
         servers=tuple(servers),
-        problems=find_problems(stats, now_s=now_s, idle_s=idle_s, pace=pace, ended=ended),
+        problems=find_problems(stats, now_s=now_s, idle_s=idle_s, pace=pace, ended=ended, servers=servers),
         model=model,
     )
 

@@ -17,6 +17,8 @@ from tasks.core.dataset_problems import (
     find_dataset_problems,
 )
 from tasks.core.pace import SILENT_S, Fall, Pace, find_idle, measure_pace
+from tasks.core.recent_answers import ServerActivity
+from tasks.core.server_problems import find_server_problems
 from tasks.core.stats import PAUSE_S, DatasetStats, Gap
 from tasks.core.times import format_ago, format_duration, format_moment, format_time
 
@@ -43,6 +45,7 @@ def find_problems(
     idle_s: Sequence[float | None] | None = None,
     pace: Pace | None = None,
     ended: bool = False,
+    servers: Sequence[ServerActivity] = (),
 ) -> Problems:
     """A sentence for each; a dataset that is not done is none while the run goes on.
 
@@ -52,11 +55,14 @@ def find_problems(
         idle_s: how long each dataset has had no answer, where that is known better than from `now_s`.
         pace: of the datasets together, where it is known already.
         ended: nothing generates any more; otherwise a run is at work while answers come.
+        servers: what those of this run did in the last minutes, where that is known.
     """
     idle_s = find_idle(stats, now_s=now_s) if idle_s is None else idle_s
     found = [problem for one in stats for problem in find_dataset_problems(one)]
     found += _find_stop(stats, idle_s, now_s=now_s, ended=ended)
     found += _find_events(stats, pace or measure_pace(stats))
+    if is_running(idle_s, ended=ended) and any(one.status == "incomplete" for one in stats):
+        found += [Problem(SLOW, text) for text in find_server_problems(servers)]
     found += [cut] if (cut := find_cut(stats)) else []
     trouble = _put_in_order([problem for problem in found if problem.rank < FIRST_NOTE])
     notes = _put_in_order([problem for problem in found if problem.rank >= FIRST_NOTE])

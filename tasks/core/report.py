@@ -14,7 +14,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from tasks.core.dataset_problems import count_of
 from tasks.core.files import write_bytes_atomically
 from tasks.core.log_watch import DatasetLook, RunLook, describe_progress, find_model, to_run_look
 from tasks.core.outlook import describe_left, describe_mean, describe_needs, describe_work
@@ -30,7 +29,7 @@ from tasks.core.report_charts import (
 from tasks.core.run_file import read_run_file
 from tasks.core.run_progress import RunProgress, State, describe_state
 from tasks.core.stats import PAUSE_S, TIME_BUCKET_S, DatasetStats, parse_time, total_stats
-from tasks.core.stats_views import describe_status, format_percent
+from tasks.core.stats_views import count_of, describe_status, format_percent
 from tasks.core.times import format_duration, format_moment, format_time
 
 REPORT_FILE = "report.html"

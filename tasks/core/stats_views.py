@@ -121,6 +121,11 @@ def format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
+def count_of(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def shorten(count: int) -> str:
     """A count in three digits: 12,345 is 12.3k."""
     for unit, suffix in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):

@@ -222,6 +222,21 @@ def test_a_dataset_that_has_just_ended_was_part_of_the_speed(tmp_path):
     assert sum(one.tokens_per_s for one in look.progress.datasets) == look.progress.total.tokens_per_s == 4.0
 
 
+def test_a_server_that_falls_behind_is_trouble_and_one_of_an_earlier_run_is_not(tmp_path):
+    """The servers are those that run.json names, while the run goes on."""
+    start_run(tmp_path, d=PLAN | {"budget_tokens": 10_000})
+    write(tmp_path / "d", *(answer(str(n), at_s=NOW_S - 9 * n) for n in range(30)))
+    for name, at_s in (("old", NOW_S - 4000), ("slow", NOW_S - 250)):
+        write(tmp_path / "d", answer(name, at_s=at_s, server=f"http://{name}"))
+    expected = "no answer for 4 min, 1 answer in 5 min (http://s: 30); look at its log"
+    assert len(RunLogWatch(tmp_path).look(NOW_S).servers) == 3
+    servers = {"http://s": {}, "http://slow": {}}
+    update_run_file(tmp_path, fingerprint={}, details={"servers": servers}, now="now")
+    watch = RunLogWatch(tmp_path)
+    assert f"http://slow: {expected}" in watch.look(NOW_S).problems.trouble
+    assert not any("http://" in text for text in watch.look(NOW_S + SILENT_S).problems.trouble)
+
+
 @pytest.mark.parametrize("ahead_s", [-4000.0, 0.0, 4000.0])
 def test_a_clock_that_is_wrong_does_not_stop_a_dataset(tmp_path, ahead_s):
     """Rows that were seen to come are new, whatever the time they name."""
