@@ -11,7 +11,7 @@ from typing import get_args
 
 from tasks.core.adapters.errors import RowReason
 from tasks.core.row_batches import MALFORMED_ROW
-from tasks.core.stats import DatasetStats
+from tasks.core.stats import Damage, DatasetStats
 from tasks.core.stats_views import count_of, format_counts
 
 DAMAGED, STOPPED, SHORT, SLOW, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(10)
@@ -35,17 +35,17 @@ class Problem:
     cost: float = 0.0
 
 
-def find_dataset_problems(stats: DatasetStats) -> Iterator[Problem]:
+def find_dataset_problems(stats: DatasetStats, *, running: bool) -> Iterator[Problem]:
     """Of one dataset, but for whether it goes on and where its answers were cut."""
     cost = float(count_missing(stats))
-    for rank, text in _find(stats):
+    for rank, text in _find(stats, running=running):
         yield Problem(rank, f"{stats.name}: {text}", (stats.name,), cost)
 
 
-def _find(stats: DatasetStats) -> Iterator[tuple[int, str]]:
+def _find(stats: DatasetStats, *, running: bool) -> Iterator[tuple[int, str]]:
     failed, unusable = split_rejected(stats.rejected)
     if stats.unreadable:
-        yield DAMAGED, _describe_damage(stats)
+        yield DAMAGED, _describe_damage(stats, running=running)
     if stats.status == "exhausted":
         yield SHORT, _describe_exhausted(stats, failed)
     elif _is_much(sum(failed.values()), stats.rows + sum(failed.values())):
@@ -127,18 +127,28 @@ def _describe_limit(cut_lengths: Mapping[int, int]) -> str:
     return ""
 
 
-def _describe_damage(stats: DatasetStats) -> str:
-    """Where, and what the refusal of a run says to do."""
+def _describe_damage(stats: DatasetStats, *, running: bool) -> str:
+    """Where, and what the refusal of a run says to do; never while a run writes to the log."""
     logs = [
-        f"{count_of(damage.lines, 'damaged line')} in its {log}, from line {damage.first:,}"
+        f"{count_of(damage.lines, 'damaged line')} in its {log}{_number_lines(damage)}"
         for log, damage in stats.damaged.items()
     ]
     where = " and ".join(logs) or f"{count_of(stats.unreadable, 'damaged line')} in its logs"
     them, prompts = ("them", "their prompts are") if stats.unreadable > 1 else ("it", "its prompt is")
-    what = f"remove {them} ({prompts}"
-    return (
-        f"{where}; the next run will fail on {them}: {what} then asked again) and run the same command again"
-    )
+    what = f"remove {them} ({prompts} then asked again) and run the same command again"
+    if running:
+        return f"{where}; when this run has ended, {what}"
+    return f"{where}; the next run will fail on {them}: {what}"
+
+
+def _number_lines(damage: Damage) -> str:
+    """All of them where they are few."""
+    if not damage.numbers:
+        return ""
+    if damage.lines > len(damage.numbers):
+        return f", from line {damage.numbers[0]:,}"
+    word = "line" if damage.lines == 1 else "lines"
+    return f" ({word} {', '.join(f'{number:,}' for number in damage.numbers)})"
 
 
 def _describe_exhausted(stats: DatasetStats, failed: Mapping[str, int]) -> str:

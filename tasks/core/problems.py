@@ -58,11 +58,12 @@ def find_problems(
         servers: what those of this run did in the last minutes, where that is known.
     """
     idle_s = find_idle(stats, now_s=now_s) if idle_s is None else idle_s
-    found = [problem for one in stats for problem in find_dataset_problems(one)]
+    running = is_running(idle_s, ended=ended)
+    found = [problem for one in stats for problem in find_dataset_problems(one, running=running)]
     found += _find_stop(stats, idle_s, now_s=now_s, ended=ended)
-    found += _find_events(stats, pace or measure_pace(stats))
-    if is_running(idle_s, ended=ended) and any(one.status == "incomplete" for one in stats):
+    if running and any(one.status == "incomplete" for one in stats):
         found += [Problem(SLOW, text) for text in find_server_problems(servers)]
+    found += _find_events(stats, pace or measure_pace(stats))
     found += [cut] if (cut := find_cut(stats)) else []
     trouble = _put_in_order([problem for problem in found if problem.rank < FIRST_NOTE])
     notes = _put_in_order([problem for problem in found if problem.rank >= FIRST_NOTE])

@@ -57,10 +57,10 @@ class LengthQuantiles:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Whole lines of a log that cannot be read: how many, and the number of the first, from 1."""
+    """Whole lines of a log that cannot be read: how many, and the numbers of the first few, from 1."""
 
     lines: int
-    first: int
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from tasks.core.stats import (
 )
 
 _DETAIL = 200  # characters of an example's detail
+_NUMBERED = 5  # damaged lines of a log
 _ID_KEYS = (b'"input_ids":[', b'"output_ids":[')
 
 
@@ -169,7 +170,7 @@ class DatasetScan:
             rejected_examples=rejections.find_examples(),
             max_samples=max_samples,
             damaged={
-                name: Damage(part.unreadable, part.first_unreadable)
+                name: Damage(part.unreadable, tuple(part.first_unreadable))
                 for name, part in ((RESPONSES, scan), (REJECTED, rejections))
                 if part.unreadable
             },
@@ -205,12 +206,14 @@ class _Lines:
     """Counts the lines of a log, and those that cannot be read."""
 
     def __init__(self) -> None:
-        self.lines = self.unreadable = self.first_unreadable = 0
+        self.lines = self.unreadable = 0
+        self.first_unreadable: list[int] = []
 
     def note_unreadable(self) -> None:
         """The line that was counted last is one."""
         self.unreadable += 1
-        self.first_unreadable = self.first_unreadable or self.lines
+        if self.unreadable <= _NUMBERED:
+            self.first_unreadable.append(self.lines)
 
 
 class _Scan(_Lines):

@@ -63,9 +63,9 @@ def test_a_run_at_work_has_no_problem():
     ("changes", "text"),
     [
         (
-            {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, 813)}},
+            {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, (813, 2041))}},
             (
-                "2 damaged lines in its raw_responses.jsonl, from line 813; the next run will fail on them: "
+                "2 damaged lines in its raw_responses.jsonl (lines 813, 2,041); when this run has ended, "
                 "remove them (their prompts are then asked again) and run the same command again"
             ),
         ),
@@ -119,6 +119,19 @@ def test_a_problem_says_what_follows_and_what_to_do(changes, text):
     """In one or two sentences, with its dataset."""
     found = find(dataset(**changes))
     assert found == Problems([f"d: {text}"], [], ("d",))
+
+
+@pytest.mark.parametrize(
+    ("damage", "where"),
+    [
+        (Damage(1, (7,)), "1 damaged line in its rejected.jsonl (line 7); the next run will fail on it: "),
+        (Damage(9, (7, 8)), "9 damaged lines in its rejected.jsonl, from line 7; the next run will fail on "),
+    ],
+)
+def test_damaged_lines_are_numbered_where_they_are_few(damage, where):
+    """Nobody is sent to a log while a run writes to it."""
+    found = find(dataset(unreadable=damage.lines, damaged={"rejected.jsonl": damage}, idle_s=900))
+    assert any(text.startswith(f"d: {where}") for text in found.trouble)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_damaged_line_in_the_middle_is_counted(tmp_path):
     """A whole line that is no row is named, and the rows around it count."""
     stats = scan(tmp_path, [response("a"), b"{nonsense\n", b"[1]\n", b'{"id":"x"}\n', response("b")])
     assert (stats.rows, stats.unreadable) == (2, 3)
-    assert stats.damaged == {"raw_responses.jsonl": Damage(3, 2)}
+    assert stats.damaged == {"raw_responses.jsonl": Damage(3, (2, 3, 4))}
 
 
 def test_a_second_row_of_a_turn_counts_once(tmp_path):
