@@ -12,17 +12,20 @@ from typing import get_args
 from tasks.core.adapters.errors import RowReason
 from tasks.core.row_batches import MALFORMED_ROW
 from tasks.core.stats import Damage, DatasetStats
-from tasks.core.stats_views import count_of, format_counts
+from tasks.core.stats_views import count_of, format_counts, shorten
 
 DAMAGED, STOPPED, SHORT, SLOW, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(10)
 _SET_ASIDE_SHARE, _EMPTY_SHARE = 0.02, 0.01  # below them it is the way of the world
 _WRONG_ADAPTER_SHARE = 0.2
 _CUT_SHARE, _MOSTLY = 1 / 4, 1 / 2  # of the tokens: what is told, and what is trouble
 _NEARLY_ALL = 0.9
-_REASONS = 3
+_REASONS = _FEW = 3
+_LIMITS = "lanes.short.max_new_tokens, lanes.long.max_new_tokens"
 _ENOUGH_ROWS, _MANY_ROWS = 20, 500  # to judge answers from, and to call it certain
 _OF_SOURCES = frozenset({MALFORMED_ROW, *get_args(RowReason)})  # of rows that became no prompt
 _TOLD_WHY = "rejected.jsonl says why"
+_LENGTH, _LENGTH_WORDS = "prompt_too_long", ("context", "maximum allowed length")
+_TOO_LONG = "too long for the context; asking again will not help"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,11 @@ def _find(stats: DatasetStats, *, running: bool) -> Iterator[tuple[int, str]]:
     if (rows := sum(unusable.values())) and _is_much(rows, whole := _count_source_rows(stats, rows)):
         is_wrong = rows > _WRONG_ADAPTER_SHARE * whole
         reasons = format_counts(_most_common(unusable))
-        advice = f"; is the adapter the right one? ({_TOLD_WHY})" if is_wrong else ""
-        text = f"{rows / whole:.0%} of its source rows cannot be used ({reasons}){advice}"
-        yield UNUSABLE if is_wrong else FIRST_NOTE, text
+        text = f"{rows / whole:.0%} of its source rows cannot be used"
+        if is_wrong:
+            yield UNUSABLE, f"{text}; is the adapter the right one? {reasons} ({_TOLD_WHY})"
+        else:
+            yield FIRST_NOTE, f"{text} ({reasons})"
 
 
 def split_rejected(rejected: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -78,40 +83,51 @@ def find_cut(stats: Sequence[DatasetStats]) -> Problem | None:
 
     A few answers without an end can be most of what is trained on. Finished conversations were not cut here.
     """
-    shares = [(_measure_cut(one), one) for one in stats if one.budget_tokens is not None]
-    told = sorted((pair for pair in shares if pair[0] >= _CUT_SHARE), key=lambda pair: -pair[0])
+    judged = [one for one in stats if one.budget_tokens is not None and one.rows >= _ENOUGH_ROWS]
+    told = sorted(
+        (one for one in judged if measure_cut(one) >= _CUT_SHARE), key=lambda one: -measure_cut(one)
+    )
+    worst = [one for one in told if measure_cut(one) >= _MOSTLY]
     if not told:
         return None
-    is_trouble = told[0][0] >= _MOSTLY
-    named = [pair for pair in told if not is_trouble or pair[0] >= _MOSTLY]
-    names = [f"{one.name} {share:.0%}{_say_so_far(one)}" for share, one in named]
-    names[0] = names[0].replace("%", "% of its tokens", 1)
-    if len(told) > len(named):
-        names.append(f"{count_of(len(told) - len(named), 'more dataset')} from {_CUT_SHARE:.0%}")
-    lengths: Counter[int] = Counter()
-    for _, one in told:
-        lengths.update(one.cut_lengths)
-    judged = f"{'a problem from' if is_trouble else 'no problem below'} {_MOSTLY:.0%}"
-    text = f"cut off at max_new_tokens{_describe_limit(lengths)}: {', '.join(names)} ({judged})"
-    if not is_trouble:
-        return Problem(FIRST_NOTE, text)
-    kept = "They are exported as they are, without a stop token"
-    advice = "leave it, or make another run with a larger max_new_tokens of the lanes"
-    if any(one.status == "incomplete" for one in stats):
-        advice = "leave it, or raise max_new_tokens of the lanes for what is to come"
-        advice += " (--accept-changed max_new_tokens)"
-    return Problem(CUT, f"{text}. {kept}: {advice}")
+    lengths = sum((Counter(one.cut_lengths) for one in told), Counter[int]())
+    text = f"cut off at max_new_tokens{_describe_limit(lengths)}: {_list_cut(worst or told)}"
+    if not worst:
+        return Problem(FIRST_NOTE, f"{text} (no problem below {_MOSTLY:.0%})")
+    if rest := told[len(worst) :]:
+        between = f"between {_CUT_SHARE:.0%} and {_MOSTLY:.0%}"
+        few = ", ".join(one.name for one in rest) if len(rest) <= _FEW else ""
+        text += f", and {few or count_of(len(rest), 'dataset')} {between}"
+    kept = f"From {_MOSTLY:.0%} it is a problem: they are exported as they are, without a stop token"
+    return Problem(CUT, f"{text}. {kept}. {_advise_on_cut(told)}")
 
 
-def _measure_cut(stats: DatasetStats) -> float:
-    if stats.rows < _ENOUGH_ROWS:
-        return 0.0
+def measure_cut(stats: DatasetStats) -> float:
+    """The share of the tokens that are in answers that were cut off."""
     return _count_tokens(stats.cut_lengths) / max(1, _count_tokens(stats.length_counts))
 
 
-def _say_so_far(stats: DatasetStats) -> str:
-    few = stats.status == "incomplete" and stats.rows < _MANY_ROWS
-    return f" in {count_of(stats.rows, 'answer')} so far" if few else ""
+def _list_cut(stats: Sequence[DatasetStats]) -> str:
+    """Each with the share of its tokens, and of how many of its answers they are."""
+    names = [f"{one.name} {measure_cut(one):.0%} ({_count_cut(one)})" for one in stats]
+    first, answers = names[0].split(" (", 1)
+    of = "" if " of " in answers else " of its answers"
+    return ", ".join([f"{first} of its tokens ({answers[:-1]}{of})", *names[1:]])
+
+
+def _count_cut(stats: DatasetStats) -> str:
+    cut = sum(stats.cut_lengths.values())
+    if stats.status == "incomplete" and stats.rows < _MANY_ROWS:
+        return f"{cut:,} of {count_of(stats.rows, 'answer')} so far"
+    return f"{cut / max(1, stats.rows):.0%}"
+
+
+def _advise_on_cut(stats: Sequence[DatasetStats]) -> str:
+    """A larger limit helps only what is still to come."""
+    if not (coming := [one.name for one in stats if one.status == "incomplete"]):
+        return f"Leave it: a larger limit ({_LIMITS}) only matters to another run"
+    whose = "" if len(coming) == len(stats) else f" for {', '.join(coming)}"
+    return f"Leave it, or raise the limit{whose} ({_LIMITS}; --accept-changed max_new_tokens)"
 
 
 def _count_tokens(counts: Mapping[int, int]) -> int:
@@ -130,15 +146,15 @@ def _describe_limit(cut_lengths: Mapping[int, int]) -> str:
 def _describe_damage(stats: DatasetStats, *, running: bool) -> str:
     """Where, and what the refusal of a run says to do; never while a run writes to the log."""
     logs = [
-        f"{count_of(damage.lines, 'damaged line')} in its {log}{_number_lines(damage)}"
+        f"{count_of(damage.lines, 'damaged line')} in {log}{_number_lines(damage)}"
         for log, damage in stats.damaged.items()
     ]
     where = " and ".join(logs) or f"{count_of(stats.unreadable, 'damaged line')} in its logs"
     them, prompts = ("them", "their prompts are") if stats.unreadable > 1 else ("it", "its prompt is")
-    what = f"remove {them} ({prompts} then asked again) and run the same command again"
+    what = f"({prompts} then asked again) and run the same command again"
     if running:
-        return f"{where}; when this run has ended, {what}"
-    return f"{where}; the next run will fail on {them}: {what}"
+        return f"{where}; remove {them} when this run has ended {what}"
+    return f"{where}; remove {them}, on which the next run would fail, {what}"
 
 
 def _number_lines(damage: Damage) -> str:
@@ -147,17 +163,31 @@ def _number_lines(damage: Damage) -> str:
         return ""
     if damage.lines > len(damage.numbers):
         return f", from line {damage.numbers[0]:,}"
-    word = "line" if damage.lines == 1 else "lines"
-    return f" ({word} {', '.join(f'{number:,}' for number in damage.numbers)})"
+    return f" ({', '.join(f'{number:,}' for number in damage.numbers)})"
 
 
 def _describe_exhausted(stats: DatasetStats, failed: Mapping[str, int]) -> str:
-    used_up = f"its prompts are used up, {count_missing(stats):,} tokens short of its budget"
-    more = "give it more prompts, or a smaller budget"
+    used_up = f"its prompts are used up, {shorten(count_missing(stats))} tokens short"
+    more = f"{used_up}; give it more, or a smaller budget"
     if not _is_much(sum(failed.values()), stats.rows + sum(failed.values())):
-        return f"{used_up}; {more}"
+        return more
     why = f"{sum(failed.values()):,} have no answer ({format_counts(_most_common(failed))})"
-    return f"{used_up}; {why}: {_TOLD_WHY}. Ask them again with --retry-rejected, or {more}"
+    too_long = _find_too_long(stats, failed)
+    if len(too_long) == len(failed):
+        return f"{more}. {why}, {_TOO_LONG}"
+    return f"{more}. {why}: {_TOLD_WHY}. {_describe_retry(too_long)}"
+
+
+def _find_too_long(stats: DatasetStats, failed: Mapping[str, int]) -> list[str]:
+    """The reasons that are the prompt's length; of a server's refusal the one that is known tells."""
+    example = stats.rejected_examples.get("http_400", "").lower()
+    is_length = "token" in example and any(word in example for word in _LENGTH_WORDS)
+    return [reason for reason in failed if reason == _LENGTH or (reason == "http_400" and is_length)]
+
+
+def _describe_retry(too_long: Sequence[str]) -> str:
+    but = f", not with {' and '.join(too_long)}" if too_long else ""
+    return f"--retry-rejected helps only where the cause has gone (server, limits){but}"
 
 
 def _describe_failed(stats: DatasetStats, failed: Mapping[str, int]) -> str:
@@ -168,10 +198,13 @@ def _describe_failed(stats: DatasetStats, failed: Mapping[str, int]) -> str:
         return f"{count_of(count, 'conversation')} cannot be converted ({reasons}); {_TOLD_WHY}"
     again = f"the next run asks {count - final:,} of them again"
     if final >= count:
-        again = "no run asks them again but with --retry-rejected"
+        too_long = _find_too_long(stats, failed)
+        if len(too_long) == len(failed):
+            return f"{count_of(count, 'prompt')} without an answer ({reasons}), {_TOO_LONG}"
+        again = f"no run asks them again by itself: {_describe_retry(too_long)}"
     elif not final:
         again = "the next run asks them again"
-    return f"{count_of(count, 'prompt')} without an answer ({reasons}); {_TOLD_WHY}, and {again}"
+    return f"{count_of(count, 'prompt')} without an answer ({reasons}); {again} ({_TOLD_WHY})"
 
 
 def count_missing(stats: DatasetStats) -> int:

@@ -24,6 +24,7 @@ from tasks.core.times import format_ago, format_duration, format_moment, format_
 
 _PAUSED_S = 900.0  # all pauses together
 _SILENT_ALONE = 2
+_TOLD_WHY = "its log (the terminal, or its page in the Prefect UI) says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,12 @@ def find_problems(
     idle_s = find_idle(stats, now_s=now_s) if idle_s is None else idle_s
     running = is_running(idle_s, ended=ended)
     found = [problem for one in stats for problem in find_dataset_problems(one, running=running)]
-    found += _find_stop(stats, idle_s, now_s=now_s, ended=ended)
+    pace = pace or measure_pace(stats)
+    has_fallen = pace is not None and pace.fall is not None
+    found += _find_stop(stats, idle_s, now_s=now_s, ended=ended, has_fallen=has_fallen)
     if running and any(one.status == "incomplete" for one in stats):
         found += [Problem(SLOW, text) for text in find_server_problems(servers)]
-    found += _find_events(stats, pace or measure_pace(stats))
+    found += _find_events(stats, pace)
     found += [cut] if (cut := find_cut(stats)) else []
     trouble = _put_in_order([problem for problem in found if problem.rank < FIRST_NOTE])
     notes = _put_in_order([problem for problem in found if problem.rank >= FIRST_NOTE])
@@ -99,7 +102,12 @@ def is_running(idle_s: Sequence[float | None], *, ended: bool = False) -> bool:
 
 
 def _find_stop(
-    stats: Sequence[DatasetStats], idle_s: Sequence[float | None], *, now_s: float, ended: bool
+    stats: Sequence[DatasetStats],
+    idle_s: Sequence[float | None],
+    *,
+    now_s: float,
+    ended: bool,
+    has_fallen: bool,
 ) -> Iterator[Problem]:
     """That the run stopped, or which of its datasets did while others go on: one sentence, or a few."""
     left = [one for one in stats if one.status == "incomplete"]
@@ -109,22 +117,23 @@ def _find_stop(
     if not is_running(idle_s, ended=ended):
         when = f" at {format_ago(now_s - min(known), now_s=now_s)}," if known else ","
         missing = f"{len(left)} of {len(stats)} datasets not done"
-        word = "ended" if ended else "stopped"
-        yield Problem(STOPPED, f"the run {word}{when} with {missing}: run the same command again to go on")
+        what = f"the run {'ended' if ended else 'stopped'}{when} with {missing}; {_TOLD_WHY}"
+        speed = "Its speed had fallen: look at that before you go on, then " if has_fallen else ""
+        yield Problem(STOPPED, f"{what}. {speed or 'To go on, '}run the same command again")
         return
     silent = [
         (one, idle)
         for one, idle in zip(stats, idle_s, strict=True)
         if one.status == "incomplete" and not one.unreadable and idle is not None and idle >= SILENT_S
     ]
-    advice = "look at the run's log: the same command goes on with"
+    advice = "look at the run's log: others go on, and the same command goes on with"
     if len(silent) > _SILENT_ALONE:
         least, names = format_duration(min(idle for _, idle in silent)), tuple(one.name for one, _ in silent)
-        text = f"{len(silent)} datasets stopped {least} ago or more, while others go on: {', '.join(names)}"
+        text = f"{len(silent)} datasets stopped {least} ago or more: {', '.join(names)}"
         yield Problem(STOPPED, f"{text}; {advice} them after this run", names)
         return
     for one, idle in silent:
-        text = f"{one.name}: {_describe_silence(one, format_duration(idle))}, while others go on"
+        text = f"{one.name}: {_describe_silence(one, format_duration(idle))}"
         yield Problem(STOPPED, f"{text}; {advice} it after this run", (one.name,), float(count_missing(one)))
 
 
@@ -132,7 +141,7 @@ def _describe_silence(stats: DatasetStats, lasted: str) -> str:
     if stats.budget_tokens is not None:
         return f"no answer for {lasted}"
     of_all = "" if stats.prompts is None else f" of {stats.prompts:,}"
-    return f"converted {stats.rows:,}{of_all} conversations, none for {lasted}"
+    return f"converted {stats.rows:,}{of_all}, none for {lasted}"
 
 
 def _find_events(stats: Sequence[DatasetStats], pace: Pace | None) -> Iterator[Problem]:

@@ -33,7 +33,7 @@ def find_server_problems(servers: Sequence[ServerActivity]) -> Iterator[str]:
         if is_silent or (usual >= _ENOUGH and one.answers < _LOW_SHARE * usual):
             no_answer = f"no answer for {format_duration(one.last_answer_age_s)}, " if is_silent else ""
             count = f"{count_of(one.answers, 'answer')} in {format_duration(WINDOW_S)}"
-            yield f"{name_server(one)}: {no_answer}{count} ({_compare(others, usual)}); look at its log"
+            yield f"{name_server(one)}: {no_answer}{count}; look at its log ({_compare(others, usual)})"
 
 
 def name_server(one: ServerActivity) -> str:
@@ -42,4 +42,6 @@ def name_server(one: ServerActivity) -> str:
 
 
 def _compare(others: Sequence[ServerActivity], usual: float) -> str:
-    return f"{name_server(others[0]) if len(others) == 1 else 'median of the others'}: {usual:,.0f}"
+    if len(others) == 1:
+        return f"{name_server(others[0])}: {usual:,.0f}"
+    return f"median of the others: {usual:,.0f}"

@@ -196,8 +196,8 @@ def test_a_dataset_without_an_answer_for_minutes_has_stopped(tmp_path):
     look = watch.look(NOW_S + SILENT_S)
     assert [one.state for one in look.progress.datasets] == ["stopped", "complete"]
     assert watch.look(NOW_S + SILENT_S + 1).progress.total.tokens_per_s == 0
-    expected = "the run stopped at Jan 15 08:00 UTC, 5 min ago, with 1 of 2 datasets not done: "
-    assert look.problems.trouble == [f"{expected}run the same command again to go on"]
+    expected = "the run stopped at Jan 15 08:00 UTC, 5 min ago, with 1 of 2 datasets not done; "
+    assert [text.startswith(expected) for text in look.problems.trouble] == [True]
 
 
 def test_the_end_is_known_between_two_datasets(tmp_path):
@@ -228,7 +228,7 @@ def test_a_server_that_falls_behind_is_trouble_and_one_of_an_earlier_run_is_not(
     write(tmp_path / "d", *(answer(str(n), at_s=NOW_S - 9 * n) for n in range(30)))
     for name, at_s in (("old", NOW_S - 4000), ("slow", NOW_S - 250)):
         write(tmp_path / "d", answer(name, at_s=at_s, server=f"http://{name}"))
-    expected = "no answer for 4 min, 1 answer in 5 min (http://s: 30); look at its log"
+    expected = "no answer for 4 min, 1 answer in 5 min; look at its log (http://s: 30)"
     assert len(RunLogWatch(tmp_path).look(NOW_S).servers) == 3
     servers = {"http://s": {}, "http://slow": {}}
     update_run_file(tmp_path, fingerprint={}, details={"servers": servers}, now="now")

@@ -10,6 +10,7 @@ from tasks.core.stats import TIME_BUCKET_S, Damage, DatasetStats
 
 NOW_S = 1_800_000_000.0  # Jan 15 08:00 UTC
 HOUR = 3600
+LIMITS = "lanes.short.max_new_tokens, lanes.long.max_new_tokens"
 
 
 def to_iso(at_s):
@@ -65,23 +66,20 @@ def test_a_run_at_work_has_no_problem():
         (
             {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, (813, 2041))}},
             (
-                "2 damaged lines in its raw_responses.jsonl (lines 813, 2,041); when this run has ended, "
-                "remove them (their prompts are then asked again) and run the same command again"
+                "2 damaged lines in raw_responses.jsonl (813, 2,041); remove them when this run has ended "
+                "(their prompts are then asked again) and run the same command again"
             ),
         ),
         (
             {"status": "exhausted"},
-            (
-                "its prompts are used up, 40,000 tokens short of its budget; give it more prompts, or a "
-                "smaller budget"
-            ),
+            "its prompts are used up, 40.0k tokens short; give it more, or a smaller budget",
         ),
         (
             {"status": "exhausted", "rejected": {"http_400": 90, "a": 10, "no_user_turn": 9}},
             (
-                "its prompts are used up, 40,000 tokens short of its budget; 100 have no answer (http_400 "
-                "90, a 10): rejected.jsonl says why. Ask them again with --retry-rejected, or give it more "
-                "prompts, or a smaller budget"
+                "its prompts are used up, 40.0k tokens short; give it more, or a smaller budget. 100 have no "
+                "answer (http_400 90, a 10): rejected.jsonl says why. --retry-rejected helps only where the "
+                "cause has gone (server, limits)"
             ),
         ),
         (
@@ -105,7 +103,7 @@ def test_a_run_at_work_has_no_problem():
         (
             {"rejected": {"no_user_turn": 2500}},
             (
-                "25% of its source rows cannot be used (no_user_turn 2,500); is the adapter the right one? "
+                "25% of its source rows cannot be used; is the adapter the right one? no_user_turn 2,500 "
                 "(rejected.jsonl says why)"
             ),
         ),
@@ -124,8 +122,8 @@ def test_a_problem_says_what_follows_and_what_to_do(changes, text):
 @pytest.mark.parametrize(
     ("damage", "where"),
     [
-        (Damage(1, (7,)), "1 damaged line in its rejected.jsonl (line 7); the next run will fail on it: "),
-        (Damage(9, (7, 8)), "9 damaged lines in its rejected.jsonl, from line 7; the next run will fail on "),
+        (Damage(1, (7,)), "1 damaged line in rejected.jsonl (7); remove it, on which the next run would "),
+        (Damage(9, (7, 8)), "9 damaged lines in rejected.jsonl, from line 7; remove them, on which "),
     ],
 )
 def test_damaged_lines_are_numbered_where_they_are_few(damage, where):
@@ -139,14 +137,46 @@ def test_damaged_lines_are_numbered_where_they_are_few(damage, where):
     [
         (0, "the next run asks them again"),
         (2, "the next run asks 8 of them again"),
-        (10, "no run asks them again but with --retry-rejected"),
+        (
+            10,
+            (
+                "no run asks them again by itself: --retry-rejected helps only where the cause has gone "
+                "(server, limits)"
+            ),
+        ),
     ],
 )
 def test_prompts_without_an_answer_are_asked_again_or_not(final, again):
     """By whether their failure may pass."""
     found = find(dataset(rejected={"http_500": 9, "b": 1}, permanently_rejected=final))
-    why = "10 prompts without an answer (http_500 9, b 1); rejected.jsonl says why"
-    assert found.trouble == [f"d: {why}, and {again}"]
+    why = "10 prompts without an answer (http_500 9, b 1)"
+    assert found.trouble == [f"d: {why}; {again} (rejected.jsonl says why)"]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "example", "but"),
+    [
+        ({"prompt_too_long": 9}, "", None),
+        ({"prompt_too_long": 1, "http_400": 8}, "p: the input has 9 tokens, the context is 8", None),
+        ({"http_400": 9}, "p: 9 tokens exceed the maximum allowed length", None),
+        (
+            {"prompt_too_long": 1, "http_400": 8},
+            "p: no such tool in this context",
+            ", not with prompt_too_long",
+        ),
+        ({"http_413": 9}, "p: the context has 9 tokens", ""),
+    ],
+)
+@pytest.mark.parametrize("status", ["exhausted", "incomplete"])
+def test_prompts_that_are_too_long_are_not_to_be_asked_again(rejected, example, but, status):
+    """A refusal of the server is one where its example says so."""
+    changes = {"rejected": rejected, "permanently_rejected": 9, "status": status}
+    [text] = find(dataset(rejected_examples={"http_400": example}, **changes)).trouble
+    if but is None:
+        assert text.endswith(", too long for the context; asking again will not help")
+    else:
+        assert f"--retry-rejected helps only where the cause has gone (server, limits){but}" in text
+        assert (" not with " in text) is bool(but)
 
 
 def test_some_source_rows_that_cannot_be_used_are_a_note():
@@ -167,37 +197,49 @@ def test_answers_that_were_cut_off_are_one_sentence_for_all_datasets():
     found = find(cut("a", 0.52), cut("b", 0.71), cut("c", 0.3), cut("free", 0.9, budget_tokens=None))
     [text] = found.trouble
     assert text.startswith(
-        "cut off at max_new_tokens 500: b 71% of its tokens, a 52%, 1 more dataset from 25% (a problem from "
-        "50%). They are exported as they are, without a stop token: leave it, or raise max_new_tokens of "
-        "the lanes for what is to come (--accept-changed max_new_tokens)"
+        "cut off at max_new_tokens 500: b 71% of its tokens (7% of its answers), a 52% (5%), and c between "
+        "25% and 50%. From 50% it is a problem: they are exported as they are, without a stop token. Leave "
+        f"it, or raise the limit ({LIMITS}; --accept-changed max_new_tokens)"
     )
     assert (found.notes, found.names) == ([], ())
-    done = find(cut("a", 0.52, status="complete"))
-    assert done.trouble[0].endswith("leave it, or make another run with a larger max_new_tokens of the lanes")
+    many = find(cut("a", 0.52), *(cut(name, 0.3) for name in "bcde")).trouble[0]
+    assert ", and 4 datasets between 25% and 50%. From" in many
     below = find(cut("a", 0.3), cut("c", 0.26)).notes
-    expected = "cut off at max_new_tokens 500: a 30% of its tokens, c 26% (no problem below 50%)"
-    assert below == [expected]
+    expected = (
+        "cut off at max_new_tokens 500: a 30% of its tokens (3% of its answers), c 26% (3%) (no problem"
+    )
+    assert [text.startswith(expected) for text in below] == [True]
+
+
+def test_a_larger_limit_is_advised_for_what_is_to_come():
+    """By name where some are done; where all are, only another run would have it."""
+    some = find(cut("a", 0.52, status="complete"), cut("b", 0.6), cut("c", 0.3), cut("d", 0.1)).trouble[0]
+    assert some.endswith(f"Leave it, or raise the limit for b, c ({LIMITS}; --accept-changed max_new_tokens)")
+    done = find(cut("a", 0.52, status="complete"), cut("d", 0.1)).trouble[0]
+    assert done.endswith(f"Leave it: a larger limit ({LIMITS}) only matters to another run")
 
 
 def test_cut_answers_are_told_while_it_is_cheap_to_act():
     """With how few answers that is from; but not of a handful."""
     early = {"length_counts": {100: 10, 900: 30}, "cut_lengths": {900: 20, 800: 10}}
     [text] = find(dataset(rows=40, **early)).trouble
-    assert text.startswith("cut off at max_new_tokens 800 or 900: d 93% of its tokens in 40 answers so far (")
+    assert text.startswith(
+        "cut off at max_new_tokens 800 or 900: d 93% of its tokens (30 of 40 answers so far). "
+    )
     assert find(dataset(rows=10, **early)) == Problems([], [])
 
 
 def test_a_dataset_that_stopped_while_others_go_on_is_trouble():
     """One sentence for each, or one for many; those of finished conversations convert."""
-    advice = "while others go on; look at the run's log: the same command goes on with it after this run"
+    advice = "look at the run's log: others go on, and the same command goes on with it after this run"
     silent = [dataset(name, idle_s=900) for name in "abc"]
-    assert find(silent[0], dataset()).trouble == [f"a: no answer for 15 min, {advice}"]
+    assert find(silent[0], dataset()).trouble == [f"a: no answer for 15 min; {advice}"]
     free = dataset("free", idle_s=900, budget_tokens=None, prompts=400)
-    expected = f"free: converted 100 of 400 conversations, none for 15 min, {advice}"
+    expected = f"free: converted 100 of 400, none for 15 min; {advice}"
     assert find(free, dataset()).trouble == [expected]
     many = find(*silent, dataset())
     [text] = many.trouble
-    assert text.startswith("3 datasets stopped 15 min ago or more, while others go on: a, b, c; look at")
+    assert text.startswith("3 datasets stopped 15 min ago or more: a, b, c; look at")
     assert many.names == ("a", "b", "c")
 
 
@@ -206,7 +248,8 @@ def test_a_run_that_stopped_is_one_problem(ended, idle_s, word):
     """With when, and what to do, whatever number of datasets is not done."""
     found = find(dataset("a", idle_s=idle_s), dataset("b", idle_s=None), ended=ended)
     when = "at Jan 15 07:45 UTC, 15 min ago, with 2 of 2 datasets not done"
-    assert found.trouble == [f"the run {word} {when}: run the same command again to go on"]
+    why = "its log (the terminal, or its page in the Prefect UI) says why"
+    assert found.trouble == [f"the run {word} {when}; {why}. To go on, run the same command again"]
 
 
 def timed(*stretches, **changes):
@@ -242,6 +285,10 @@ def test_a_speed_that_fell_is_trouble_until_the_run_is_done():
     before, after = "from 1,000 tokens/s (over 2 h of work)", "to 100 (over the 2 h since Jan 15 06:00 UTC)"
     assert found == f"the speed fell {before} {after}; look at the servers' logs, and at who else uses them"
     assert find(timed(*stretches, status="complete")) == Problems([], [])
+    stopped = find(timed(*stretches), ended=True).trouble[0]
+    assert stopped.endswith(
+        " Its speed had fallen: look at that before you go on, then run the same command again"
+    )
 
 
 def test_what_is_said_of_one_dataset_stands_together():

@@ -17,9 +17,9 @@ def find(*answers_and_ages):
 
 def test_a_server_that_the_others_leave_behind_is_named():
     """With what it gave and what they did: silent, slow or both."""
-    expected = "http://s-1: no answer for 4 min, 12 answers in 5 min (http://s-0: 319); look at its log"
+    expected = "http://s-1: no answer for 4 min, 12 answers in 5 min; look at its log (http://s-0: 319)"
     assert find((319, 2.0), (12, 240.0)) == [expected]
-    slow = "http://s-2: 4 answers in 5 min (median of the others: 25); look at its log"
+    slow = "http://s-2: 4 answers in 5 min; look at its log (median of the others: 25)"
     assert find((20, 2.0), (30, 9.0), (4, 9.0)) == [slow]
     assert find((200, 2.0), (150, 70.0))[0].startswith("http://s-1: no answer for 70 s, 150 answers in")
 
