@@ -28,9 +28,10 @@ _COLOURS: dict[State, str] = {
     "complete": "green",
     "exhausted": "yellow",
 }
-_BAR_WIDTH, _NAME_WIDTH = 20, 8  # the first at most, the other at least
-_SPEED = "tok/s (5 min)"
-_DROPPED = ("answers", "rows skipped", "unanswered", "cut off", _SPEED, "done in")  # first, when it is narrow
+_BAR_WIDTH, _LEAST_BAR, _NAME_WIDTH = 20, 3, 8  # the first at most, the others at least
+_SPEED, _CUT = "tok/s (5 min)", "cut off"
+_DROPPED = ("answers", "rows skipped", "unanswered", _CUT, _SPEED, "done in")  # first, when it is narrow
+_LONGER = {_CUT: "cut off (answers)"}  # where there is room: the problems say the share of the tokens
 BY_NEED: tuple[State, ...] = ("damaged", "stopped", "generating", "exhausted", "waiting", "complete")
 
 
@@ -62,7 +63,7 @@ def _to_cells(look: RunLook, at: int) -> dict[str, str]:
         _SPEED: f"{one.tokens_per_s:,.0f}" if one.tokens_per_s and is_moving else "",
         "done in": "" if left_s is None else format_duration(left_s),
         "answers": f"{one.rows:,}" if is_asked else "",
-        "cut off": f"{cut / one.rows:.0%}" if one.rows and is_asked else "",
+        _CUT: f"{cut / one.rows:.0%}" if one.rows and is_asked else "",
         "unanswered": f"{failed:,}" if failed else "",
         "rows skipped": f"{skipped:,}" if skipped else "",
     }
@@ -76,12 +77,16 @@ def _render_rows(datasets: Sequence[DatasetProgress], rows: list[dict[str, str]]
         if name in widths and sum(widths.values()) + len(widths) - 1 > width:
             del widths[name]
     spare = width - sum(widths.values()) - len(widths) + 1
+    headings = {name: name for name in widths}
+    for name, longer in _LONGER.items():
+        if name in widths and spare - (more := len(longer) - widths[name]) > _LEAST_BAR:
+            headings[name], spare = longer, spare - more
     name_width = max(_NAME_WIDTH, widths["dataset"] + min(0, spare))
     bar_width = min(_BAR_WIDTH, spare - 1)
     columns = [*widths]
-    if bar_width > 2:
+    if bar_width >= _LEAST_BAR:
         columns.insert(2, "")
-    table = _make_table(columns)
+    table = _make_table([headings.get(name, "") for name in columns])
     for one, row in zip(datasets, rows, strict=True):
         cells: dict[str, RenderableType] = {**row, "state": Text(row["state"], style=_COLOURS[one.state])}
         cells[""] = ProgressBar(total=100, completed=min(100.0, one.reached_percent), width=max(1, bar_width))

@@ -161,11 +161,10 @@ def _describe_pace(look: RunLook) -> list[Text]:
         return [Text("no answer yet", style="bold")]
     if total.state != "generating" and min(idle) >= SILENT_S:
         return [Text(f"not running; {describe_work(progress)}", style="bold red")]
-    end = describe_end(progress, now_s=look.at_s)
-    needs = describe_needs(progress)
-    return [Text(f"{_describe_speed(total)}; {end}", style="bold")] + (
-        [Text(needs, style="bold yellow")] if needs else []
-    )
+    line = Text(f"{_describe_speed(total)}; {describe_end(progress, now_s=look.at_s)}", style="bold")
+    if needs := describe_needs(progress):
+        line.append(f"; {needs}", style="yellow")
+    return [line]
 
 
 def _describe_finish(look: RunLook) -> Text:

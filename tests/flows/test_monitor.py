@@ -143,8 +143,8 @@ def test_a_look_fits_in_a_hundred_columns(tmp_path):
         "unanswered: http_500 1 (see",
     ):
         assert text in shown
-    assert "! [red]x: 1 prompt without an answer (http_500 1); rejected.jsonl says why" in shown
-    assert "! cut off at max_new_tokens 10: [red]x 100% of its tokens in 20 answers so far (" in shown
+    assert "! [red]x: 1 prompt without an answer (http_500 1); the next run asks " in shown
+    assert "! cut off at max_new_tokens 10: [red]x 100% of its tokens (20 of 20 answers so far). " in shown
 
 
 def start_ten(folder):
@@ -294,7 +294,7 @@ def test_a_run_that_stopped_says_so(tmp_path):
     assert "stopped 2 h" in shown
     [trouble] = [part.split("\n\n")[0] for part in shown.split("! the run stopped at ")[1:]]
     words = " ".join(trouble.split())
-    assert "UTC, 2 h 1 min ago, with 5 of 10 datasets not done: run the same command again to go on" in words
+    assert "UTC, 2 h 1 min ago, with 5 of 10 datasets not done; its log (the terminal, " in words
 
 
 def test_a_run_that_is_done_shows_no_servers(tmp_path):
@@ -312,6 +312,15 @@ def test_a_run_that_is_done_shows_no_servers(tmp_path):
     assert any(
         ", short of the budget: there are no more prompts" in line for line in show(tmp_path, width=120)
     )
+
+
+@pytest.mark.parametrize(("width", "heading"), [(80, " answers cut off$"), (120, r" cut off \(answers\)$")])
+def test_the_share_of_answers_says_what_it_is_of(tmp_path, width, heading):
+    """Where there is room."""
+    start_run(tmp_path, B4_mixturethoughts=10_000_000)
+    add_rows(tmp_path / "B4_mixturethoughts", rows=12, tokens=100_000, reason="length")
+    shown = "\n".join(show(tmp_path, width=width))
+    assert re.search(f"^dataset .*{heading}", re.sub(" +$", "", shown, flags=re.M), re.M)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 92, 120])
