@@ -5,6 +5,7 @@ Invariant: the file asks nothing of anybody and runs nothing, and everything in 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
+from tasks.core.dataset_problems import measure_cut
 from tasks.core.files import write_bytes_atomically
 from tasks.core.log_watch import DatasetLook, RunLook, describe_progress, find_model, to_run_look
 from tasks.core.outlook import describe_left, describe_mean, describe_needs, describe_work
@@ -36,6 +39,7 @@ REPORT_FILE = "report.html"
 _MANIFEST = Path("export") / "manifest.json"
 _WIDE, _NARROW, _PHONE, _TALL, _LOW = 900.0, 400.0, 290.0, 200.0, 90.0  # in units of a chart, pixels or less
 _ASIDE_ROWS = 40
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)")
 _ENDINGS = {"stop": "By themselves", "length": "Cut off", "abort": "Ended by the server"}
 
 
@@ -124,6 +128,7 @@ def render_report(
         lengths=_draw_lengths(stats),
         reasons=sorted(generated.finish_reasons, key=lambda reason: -generated.finish_reasons[reason]),
         endings=_ENDINGS,
+        cut_share=measure_cut,
         set_aside=list(_list_set_aside(stats)),
         coverage=coverage,
         coverage_charts=_draw_coverage(coverage),
@@ -373,6 +378,11 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
 
 
+def _keep_options_whole(text: str) -> Markup:
+    """No line ends within the name of an option."""
+    return Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(text))))  # noqa: S704
+
+
 @cache
 def _load_template() -> Template:
     folder = Path(__file__).parent / "templates"
@@ -383,5 +393,5 @@ def _load_template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": format_percent}
+    environment.filters |= {"percent": format_percent, "options": _keep_options_whole}
     return environment.get_template(REPORT_FILE)

@@ -204,14 +204,14 @@ def _find_stretches(buckets: Iterable[int], step_s: int) -> list[range]:
 
 
 def _tick_time(axis: "TimeAxis", width: float) -> list[Tick]:
-    """Where answers go on after a cut, and some six others, none too near to another."""
+    """Where answers go on after a cut, the end, and some six others, none too near to another."""
     first, last = axis.stretches[0][0] * axis.step_s, (axis.stretches[-1][-1] + 1) * axis.step_s
     with_date = first // DAY != (last - 1) // DAY  # days of UTC
     apart = _DATE_WIDTH if with_date else _TIME_WIDTH
     places = axis.place()
     starts = {stretch[0] for stretch in axis.stretches}
     wanted = [place for place in places if place[0] in starts]
-    wanted += [*places[:: max(1, -(-len(places) // 6))], (axis.stretches[-1][-1] + 1, width)]
+    wanted += [(axis.stretches[-1][-1] + 1, width), *places[:: max(1, -(-len(places) // 6))]]
     ticks: dict[int, float] = {}
     for at, x in wanted:
         if all(abs(x - other) >= apart for other in ticks.values()):

@@ -106,14 +106,15 @@ def test_a_run_that_is_not_done_says_how_long_it_will_take(tmp_path):
     assert end.answer == "Jan 15 08:14 UTC"
     assert end.detail == "in 2 min as of 08:12, at that speed; 200 tokens left"
     problems = problems_of(stats, after_s=3180)
-    expected = "the run stopped at Jan 15 08:12 UTC, 41 min ago, with 1 of 1 datasets not done: "
-    assert problems.trouble == [f"{expected}run the same command again to go on"]
+    expected = "the run stopped at Jan 15 08:12 UTC, 41 min ago, with 1 of 1 datasets not done"
+    why = "its log (the terminal, or its page in the Prefect UI) says why"
+    assert problems.trouble == [f"{expected}; {why}. To go on, run the same command again"]
     [_, fast, end, wrong] = tiles_of(stats, after_s=3180)
     assert fast.answer == "stopped"
     assert fast.detail == "1 tokens/s over the 12 min of work so far; last answer Jan 15 08:12 UTC"
     assert (end.answer, end.tone) == ("not running", "bad")
     assert end.detail == "200 tokens left: 2 min of work at its 1 tokens/s"
-    assert (wrong.answer, wrong.detail) == ("1 thing", problems.trouble[0])
+    assert (wrong.answer, wrong.detail) == ("1 thing", expected)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_page_tells_whether_the_run_is_at_work(tmp_path, after_s, ended, answe
     now = datetime.fromtimestamp(START_S + after_s, UTC)
     text = Page(render_report([stats], run={}, manifest=None, folder="f", now=now, ended=ended)).text
     assert f"When done? {answer}" in text
-    assert text.count("run the same command again") == (2 if answer == "not running" else 0)  # tile and list
+    assert text.count("run the same command again") == (answer == "not running")
     assert ("No pause was longer" in text) is (answer != "not running")
 
 
@@ -175,7 +176,10 @@ def test_datasets_that_have_not_begun_are_one_thing(tmp_path):
     stats = [make_stats(tmp_path / name, rows=0, name=name) for name in "ab"]
     found = problems_of(*stats, ended=True)
     assert found.trouble == [
-        "the run ended, with 2 of 2 datasets not done: run the same command again to go on"
+        (
+            "the run ended, with 2 of 2 datasets not done; its log (the terminal, or its page in the Prefect "
+            "UI) says why. To go on, run the same command again"
+        )
     ]
     assert problems_of(*stats) == Problems([], [])
     assert [tile.answer for tile in tiles_of(*stats)] == ["0.0%", "not known", "not known", "Nothing"]
@@ -309,6 +313,22 @@ def test_every_section_is_there(tmp_path):
     assert all("aria-label" in attrs for tag, attrs in page.tags if tag == "svg")
 
 
+def test_what_was_cut_off_is_told_by_answers_and_by_tokens(tmp_path):
+    """A few answers can be most of the tokens."""
+    changes = {"finish_reasons": {"stop": 9, "length": 1}, "cut_lengths": {90: 1}}
+    stats = make_stats(tmp_path / "d", length_counts={10: 9, 90: 1}, **changes)
+    row = Page(render(stats)).text.split("Inexact ids d ")[1].split(" total ")[0]
+    assert row.split()[:5] == ["9", "90.0%", "1", "10.0%", "50.0%"]
+
+
+def test_the_name_of_an_option_stays_on_one_line(tmp_path):
+    """In the list and in the tiles, and a name that looks like one is harmless."""
+    stats = make_stats(tmp_path / "d", name="--<b>", rejected={"http_500": 9}, permanently_rejected=9)
+    html = render(stats)
+    assert '<span class="option">--retry-rejected</span> helps only' in html
+    assert "<b>" not in html
+
+
 def test_nothing_at_all_is_a_report_too():
     """No dataset, no run.json, no export."""
     text = Page(render()).text
@@ -417,6 +437,7 @@ def test_a_night_without_answers_takes_little_of_the_chart():
     assert cut.width < 30
     assert [bar.x for bar in chart.bars if cut.x - 1e-6 < bar.x < cut.x + cut.width - 1e-6] == []
     places = sorted(tick.at for tick in chart.x_ticks)
+    assert places[-1] == 900
     assert all(b - a > 50 for a, b in itertools.pairwise(places))
 
 
