@@ -76,8 +76,7 @@ def test_the_report_opens_from_disk(report, browser, scheme, width):
         "How fast?",
         "tokens/s",
         "When done?",
-        "in 8 min",
-        "a first guess: about Jan",
+        " UTC\na first guess: in 8 min as of 16:2",
         "What went wrong?",
         "2 things",
     ):
