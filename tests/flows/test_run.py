@@ -131,7 +131,7 @@ def test_a_failed_dataset_stops_nobody_and_is_named(two_datasets):
     assert {row["dataset"] for row in _export(two_datasets)} == {"b"}
     report = (two_datasets.output_dir / "report.html").read_text()
     assert "not running" in report
-    assert "with 1 of 2 datasets not done: run the same command again to go on" in report
+    assert "with 1 of 2 datasets not done</strong>; its log (the terminal, " in report
     rows_of_b = two_datasets.rows("b")
     two_datasets.raw["datasets"].pop(0)
     two_datasets.add_dataset("a")
