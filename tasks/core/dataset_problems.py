@@ -109,17 +109,18 @@ def measure_cut(stats: DatasetStats) -> float:
 
 def _list_cut(stats: Sequence[DatasetStats]) -> str:
     """Each with the share of its tokens, and of how many of its answers they are."""
-    names = [f"{one.name} {measure_cut(one):.0%} ({_count_cut(one)})" for one in stats]
-    first, answers = names[0].split(" (", 1)
-    of = "" if " of " in answers else " of its answers"
-    return ", ".join([f"{first} of its tokens ({answers[:-1]}{of})", *names[1:]])
+    of_tokens, of_answers, texts = " of its tokens", " of its answers", []
+    for one in stats:
+        texts.append(f"{one.name} {measure_cut(one):.0%}{of_tokens} ({_count_cut(one, of_answers)})")
+        of_tokens = of_answers = ""  # the others are read like the first
+    return ", ".join(texts)
 
 
-def _count_cut(stats: DatasetStats) -> str:
+def _count_cut(stats: DatasetStats, of_answers: str) -> str:
     cut = sum(stats.cut_lengths.values())
     if stats.status == "incomplete" and stats.rows < _MANY_ROWS:
         return f"{cut:,} of {count_of(stats.rows, 'answer')} so far"
-    return f"{cut / max(1, stats.rows):.0%}"
+    return f"{cut / max(1, stats.rows):.0%}{of_answers}"
 
 
 def _advise_on_cut(stats: Sequence[DatasetStats]) -> str:
@@ -151,10 +152,9 @@ def _describe_damage(stats: DatasetStats, *, running: bool) -> str:
     ]
     where = " and ".join(logs) or f"{count_of(stats.unreadable, 'damaged line')} in its logs"
     them, prompts = ("them", "their prompts are") if stats.unreadable > 1 else ("it", "its prompt is")
-    what = f"({prompts} then asked again) and run the same command again"
-    if running:
-        return f"{where}; remove {them} when this run has ended {what}"
-    return f"{where}; remove {them}, on which the next run would fail, {what}"
+    when = " when this run has ended" if running else ", or the next run will fail"
+    again = f"({prompts} then asked again), and run the same command again"
+    return f"{where}; remove {them}{when} {again}"
 
 
 def _number_lines(damage: Damage) -> str:
@@ -162,8 +162,8 @@ def _number_lines(damage: Damage) -> str:
     if not damage.numbers:
         return ""
     if damage.lines > len(damage.numbers):
-        return f", from line {damage.numbers[0]:,}"
-    return f" ({', '.join(f'{number:,}' for number in damage.numbers)})"
+        return f", from line {damage.numbers[0]}"
+    return f" ({', '.join(map(str, damage.numbers))})"
 
 
 def _describe_exhausted(stats: DatasetStats, failed: Mapping[str, int]) -> str:

@@ -66,8 +66,8 @@ def test_a_run_at_work_has_no_problem():
         (
             {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, (813, 2041))}},
             (
-                "2 damaged lines in raw_responses.jsonl (813, 2,041); remove them when this run has ended "
-                "(their prompts are then asked again) and run the same command again"
+                "2 damaged lines in raw_responses.jsonl (813, 2041); remove them when this run has ended "
+                "(their prompts are then asked again), and run the same command again"
             ),
         ),
         (
@@ -122,8 +122,8 @@ def test_a_problem_says_what_follows_and_what_to_do(changes, text):
 @pytest.mark.parametrize(
     ("damage", "where"),
     [
-        (Damage(1, (7,)), "1 damaged line in rejected.jsonl (7); remove it, on which the next run would "),
-        (Damage(9, (7, 8)), "9 damaged lines in rejected.jsonl, from line 7; remove them, on which "),
+        (Damage(1, (7,)), "1 damaged line in rejected.jsonl (7); remove it, or the next run will fail ("),
+        (Damage(9, (7, 8)), "9 damaged lines in rejected.jsonl, from line 7; remove them, or the next "),
     ],
 )
 def test_damaged_lines_are_numbered_where_they_are_few(damage, where):
