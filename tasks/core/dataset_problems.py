@@ -14,7 +14,7 @@ from tasks.core.row_batches import MALFORMED_ROW
 from tasks.core.stats import Damage, DatasetStats
 from tasks.core.stats_views import count_of, format_counts, shorten
 
-DAMAGED, STOPPED, SHORT, SLOW, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(10)
+SERVER, DAMAGED, STOPPED, SHORT, SLOW, INEXACT, EMPTY, UNANSWERED, UNUSABLE, CUT, FIRST_NOTE = range(11)
 _SET_ASIDE_SHARE, _EMPTY_SHARE = 0.02, 0.01  # below them it is the way of the world
 _WRONG_ADAPTER_SHARE = 0.2
 _CUT_SHARE, _MOSTLY = 1 / 4, 1 / 2  # of the tokens: what is told, and what is trouble
@@ -98,8 +98,7 @@ def find_cut(stats: Sequence[DatasetStats]) -> Problem | None:
         between = f"between {_CUT_SHARE:.0%} and {_MOSTLY:.0%}"
         few = ", ".join(one.name for one in rest) if len(rest) <= _FEW else ""
         text += f", and {few or count_of(len(rest), 'dataset')} {between}"
-    kept = f"From {_MOSTLY:.0%} it is a problem: they are exported as they are, without a stop token"
-    return Problem(CUT, f"{text}. {kept}. {_advise_on_cut(told)}")
+    return Problem(CUT, f"{text}. They are exported as they are, without a stop token{_advise_on_cut(told)}")
 
 
 def measure_cut(stats: DatasetStats) -> float:
@@ -126,9 +125,10 @@ def _count_cut(stats: DatasetStats, of_answers: str) -> str:
 def _advise_on_cut(stats: Sequence[DatasetStats]) -> str:
     """A larger limit helps only what is still to come."""
     if not (coming := [one.name for one in stats if one.status == "incomplete"]):
-        return f"Leave it: a larger limit ({_LIMITS}) only matters to another run"
-    whose = "" if len(coming) == len(stats) else f" for {', '.join(coming)}"
-    return f"Leave it, or raise the limit{whose} ({_LIMITS}; --accept-changed max_new_tokens)"
+        return f"; a larger limit ({_LIMITS}) only matters to another run"
+    whose = "what is to come" if len(coming) == len(stats) else ", ".join(coming)
+    again = "and run it again with --accept-changed max_new_tokens"
+    return f". For fewer of them in {whose}, stop the run, raise {_LIMITS}, {again}"
 
 
 def _count_tokens(counts: Mapping[int, int]) -> int:
@@ -152,9 +152,9 @@ def _describe_damage(stats: DatasetStats, *, running: bool) -> str:
     ]
     where = " and ".join(logs) or f"{count_of(stats.unreadable, 'damaged line')} in its logs"
     them, prompts = ("them", "their prompts are") if stats.unreadable > 1 else ("it", "its prompt is")
-    when = " when this run has ended" if running else ", or the next run will fail"
+    when, else_ = ("when this run has ended, ", "") if running else ("", ", or the next run will fail")
     again = f"({prompts} then asked again), and run the same command again"
-    return f"{where}; remove {them}{when} {again}"
+    return f"{where}; {when}remove {them}{else_} {again}"
 
 
 def _number_lines(damage: Damage) -> str:

@@ -1,7 +1,8 @@
 """What somebody who looks at a run should know is wrong: of the run, and of each dataset.
 
 Knows statistics and words; does not know where they are shown. Invariant: nothing is named that needs no
-look, and what is said of one dataset stands together.
+look, and what is said of one dataset stands together. A sick server comes first: it costs money now, while
+most of the rest can wait for the end of the run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from tasks.core.dataset_problems import (
     FIRST_NOTE,
+    SERVER,
     SLOW,
     STOPPED,
     Problem,
@@ -65,7 +67,7 @@ def find_problems(
     has_fallen = pace is not None and pace.fall is not None
     found += _find_stop(stats, idle_s, now_s=now_s, ended=ended, has_fallen=has_fallen)
     if running and any(one.status == "incomplete" for one in stats):
-        found += [Problem(SLOW, text) for text in find_server_problems(servers)]
+        found += [Problem(SERVER, text) for text in find_server_problems(servers)]
     found += _find_events(stats, pace)
     found += [cut] if (cut := find_cut(stats)) else []
     trouble = _put_in_order([problem for problem in found if problem.rank < FIRST_NOTE])

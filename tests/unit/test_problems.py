@@ -66,7 +66,7 @@ def test_a_run_at_work_has_no_problem():
         (
             {"unreadable": 2, "damaged": {"raw_responses.jsonl": Damage(2, (813, 2041))}},
             (
-                "2 damaged lines in raw_responses.jsonl (813, 2041); remove them when this run has ended "
+                "2 damaged lines in raw_responses.jsonl (813, 2041); when this run has ended, remove them "
                 "(their prompts are then asked again), and run the same command again"
             ),
         ),
@@ -193,17 +193,17 @@ def cut(name, share, **changes):
 
 
 def test_answers_that_were_cut_off_are_one_sentence_for_all_datasets():
-    """The worst first, with the limit and from when on it is a problem."""
+    """The worst first, with the limit, what follows and what to do."""
     found = find(cut("a", 0.52), cut("b", 0.71), cut("c", 0.3), cut("free", 0.9, budget_tokens=None))
     [text] = found.trouble
     assert text.startswith(
         "cut off at max_new_tokens 500: b 71% of its tokens (7% of its answers), a 52% (5%), and c between "
-        "25% and 50%. From 50% it is a problem: they are exported as they are, without a stop token. Leave "
-        f"it, or raise the limit ({LIMITS}; --accept-changed max_new_tokens)"
+        "25% and 50%. They are exported as they are, without a stop token. For fewer of them in what is to "
+        f"come, stop the run, raise {LIMITS}, and run it again with --accept-changed max_new_tokens"
     )
     assert (found.notes, found.names) == ([], ())
     many = find(cut("a", 0.52), *(cut(name, 0.3) for name in "bcde")).trouble[0]
-    assert ", and 4 datasets between 25% and 50%. From" in many
+    assert ", and 4 datasets between 25% and 50%. They" in many
     below = find(cut("a", 0.3), cut("c", 0.26)).notes
     expected = (
         "cut off at max_new_tokens 500: a 30% of its tokens (3% of its answers), c 26% (3%) (no problem"
@@ -214,9 +214,10 @@ def test_answers_that_were_cut_off_are_one_sentence_for_all_datasets():
 def test_a_larger_limit_is_advised_for_what_is_to_come():
     """By name where some are done; where all are, only another run would have it."""
     some = find(cut("a", 0.52, status="complete"), cut("b", 0.6), cut("c", 0.3), cut("d", 0.1)).trouble[0]
-    assert some.endswith(f"Leave it, or raise the limit for b, c ({LIMITS}; --accept-changed max_new_tokens)")
+    again = "and run it again with --accept-changed max_new_tokens"
+    assert some.endswith(f". For fewer of them in b, c, stop the run, raise {LIMITS}, {again}")
     done = find(cut("a", 0.52, status="complete"), cut("d", 0.1)).trouble[0]
-    assert done.endswith(f"Leave it: a larger limit ({LIMITS}) only matters to another run")
+    assert done.endswith(f"token; a larger limit ({LIMITS}) only matters to another run")
 
 
 def test_cut_answers_are_told_while_it_is_cheap_to_act():
