@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tasks.core.files import sync_folder
@@ -19,38 +19,31 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV)  # NFS, overlayfs, old kernels
 
+_ExplainForeign = Callable[[Path], str | None]
+"""Why a folder that is not empty may not be replaced, as the rest of a sentence; None where it may."""
+
 
 class FolderError(RuntimeError):
     """A folder that may not be replaced; nothing was changed."""
 
 
-@contextlib.contextmanager
-def replace_folder_atomically(path: Path, *, marker: str) -> Iterator[Path]:
-    """Give an empty folder to fill; it takes the place of `path` when the block ends well.
-
-    Raises:
-        FolderError: as hold_folder.
-    """
-    with hold_folder(path, marker=marker), fill_folder(path) as new:
-        yield new
+class ForeignFolderError(FolderError):
+    """What stands in its place is somebody's: it has to be moved first."""
 
 
 @contextlib.contextmanager
-def hold_folder(path: Path, *, marker: str) -> Iterator[None]:
+def hold_folder(path: Path) -> Iterator[None]:
     """Keep other processes from replacing `path` during the block; what a killed one left is cleaned up.
 
-    `path` may be replaced only when it is missing, empty or contains a file `marker`: anything else is not
-    ours.
-
     Raises:
-        FolderError: `path` is a symlink, no folder, or not ours, or another process replaces it now.
+        FolderError: `path` is a symlink or no folder, or another process replaces it now.
     """
     if path.name in ("", ".."):
         raise FolderError(f"{path} cannot be replaced; name a folder of its own")
     path.parent.mkdir(parents=True, exist_ok=True)
     path, new, old = owned_folders(path)
     with _hold_lock(path.with_name(f".{path.name}.lock"), path):
-        _refuse_foreign(path, marker)
+        _refuse_no_folder(path)
         if old.is_dir() and not old.is_symlink() and not path.exists():
             old.rename(path)  # killed between the two renames of _swap: the old one comes back
         _remove(new)
@@ -59,12 +52,17 @@ def hold_folder(path: Path, *, marker: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fill_folder(path: Path) -> Iterator[Path]:
-    """As replace_folder_atomically, for a `path` that hold_folder holds.
+def fill_folder(path: Path, *, explain_foreign: _ExplainForeign) -> Iterator[Path]:
+    """Give an empty folder to fill; it takes the place of `path`, which is held, when the block ends well.
 
     The new folder is a sibling (`.<name>.new`), so that the swap is one rename.
+
+    Raises:
+        ForeignFolderError: `path` is not empty, and `explain_foreign` tells why it may not be replaced.
     """
     path, new, old = owned_folders(path)
+    if path.exists() and any(path.iterdir()) and (why := explain_foreign(path)) is not None:
+        raise ForeignFolderError(f"{path} {why}")
     new.mkdir()
     try:
         yield new
@@ -97,15 +95,11 @@ def _hold_lock(lock: Path, path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _refuse_foreign(path: Path, marker: str) -> None:
+def _refuse_no_folder(path: Path) -> None:
     if path.is_symlink():
-        raise FolderError(f"{path} is a symlink; remove it or name the folder that it points to")
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise FolderError(f"{path} is not a folder; remove it or name another one")
-    if not (path / marker).is_file() and any(path.iterdir()):
-        raise FolderError(f"{path} has files but no {marker}, so it is not replaced; name another folder")
+        raise ForeignFolderError(f"{path} is a symlink, and what it points to is not replaced; remove it")
+    if path.exists() and not path.is_dir():
+        raise ForeignFolderError(f"{path} is not a folder; move it elsewhere")
 
 
 def _swap(new: Path, path: Path, old: Path) -> None:

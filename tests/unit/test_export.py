@@ -1,5 +1,6 @@
 """An export holds every exact row once, checks itself, and replaces the old one whole."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from tasks.core.export import rows as export_rows
 from tasks.core.export.files import ExportError
 from tasks.core.export.parquet import SCHEMA, check_parquet
 from tasks.core.export.rows import ExportDataset
+from tasks.core.export.run import FORMATS
 from tasks.core.split import assign_split
 
 generations = st.lists(
@@ -308,9 +310,55 @@ def test_a_foreign_folder_or_a_link_is_refused(tmp_path):
         export(tmp_path, [source])
     (tmp_path / "export").unlink()
     elsewhere.rename(tmp_path / "export")
-    with pytest.raises(ExportError, match=r"manifest\.json"):
+    with pytest.raises(ExportError, match=r"holds 'notes\.txt', which no export has"):
         export(tmp_path, [source])
     assert (tmp_path / "export" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["NOTES.txt", "data/mine.parquet", "vocab/sub/t2d-4.npy", ".git/config"])
+def test_a_file_of_ones_own_in_an_export_is_not_lost(tmp_path, name):
+    """It is named; nothing is replaced until it has been moved."""
+    source = dataset(tmp_path, [response("a")])
+    export(tmp_path, [source])
+    (tmp_path / "export" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "export" / name).write_text("mine")
+    assert export(tmp_path, [source]).unchanged
+    before = hashes(tmp_path / "export")
+    with pytest.raises(ExportError, match=f"holds '{re.escape(name)}'"):
+        export(tmp_path, [source], seed=5)
+    assert hashes(tmp_path / "export") == before
+    (tmp_path / "export" / name).unlink()
+    assert not export(tmp_path, [source], seed=5).unchanged
+
+
+@pytest.mark.parametrize(
+    ("manifest", "error"), [('{"name": "app", "version": 3}', "not of an export"), (None, "no manifest.json")]
+)
+def test_the_manifest_of_something_else_makes_no_export(tmp_path, manifest, error):
+    """Nor has a folder one that has a card alone."""
+    source = dataset(tmp_path, [response("a")])
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "README.md").write_text("mine")
+    if manifest:
+        (tmp_path / "export" / "manifest.json").write_text(manifest)
+    with pytest.raises(ExportError, match=error):
+        export(tmp_path, [source])
+    assert (tmp_path / "export" / "README.md").read_text() == "mine"
+
+
+def test_what_others_make_of_an_export_is_in_nobodys_way(tmp_path):
+    """Caches of datasets and of the Hub, and the arrays as torch files."""
+    source = dataset(tmp_path, [response("a")])
+    export(tmp_path, [source], formats=FORMATS[:3])
+    for name in (
+        "arrow/train/cache-12ab.arrow",
+        "vocab/vocab_mapping.pt",
+        ".cache/huggingface/x",
+        ".DS_Store",
+    ):
+        (tmp_path / "export" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "export" / name).touch()
+    assert export(tmp_path, [source], seed=5).total.rows == 1
 
 
 def test_a_dataset_name_makes_no_path(tmp_path):

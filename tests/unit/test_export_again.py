@@ -118,7 +118,7 @@ def test_a_damaged_export_is_made_again(tmp_path, damage):
     elif damage == "cut":
         file.write_bytes(file.read_bytes()[:-1])
     else:
-        content = b"{" if damage == "manifest" else b"{}"
+        content = b"{" if damage == "manifest" else b'{"format": 1}'
         (tmp_path / "export" / export_report.MANIFEST).write_bytes(content)
     assert not export(tmp_path, [source], **OPTIONS).unchanged
     assert hashes(tmp_path / "export") == before

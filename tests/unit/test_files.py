@@ -1,5 +1,6 @@
 """Files and folders are replaced whole or not at all."""
 
+import contextlib
 import fcntl
 import os
 
@@ -7,7 +8,7 @@ import pytest
 
 from tasks.core import folders
 from tasks.core.files import replace_atomically, write_bytes_atomically, write_json_atomically
-from tasks.core.folders import FolderError, replace_folder_atomically
+from tasks.core.folders import FolderError, fill_folder, hold_folder
 
 
 def write_half_and_fail(write, data):
@@ -87,13 +88,24 @@ def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path):
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
 
 
+@contextlib.contextmanager
+def replace(folder):
+    """Ours are the folders that have a file m."""
+
+    def explain_foreign(old):
+        return None if (old / "m").exists() else "has no m"
+
+    with hold_folder(folder), fill_folder(folder, explain_foreign=explain_foreign) as new:
+        yield new
+
+
 @pytest.mark.parametrize("can_exchange", [True, False])
 def test_a_folder_is_swapped_whole(tmp_path, monkeypatch, can_exchange):
     """The new folder is there without any file of the old one, with and without renameat2."""
     if not can_exchange:
         monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
     for name in ("first", "second"):
-        with replace_folder_atomically(tmp_path / "out", marker="m") as new:
+        with replace(tmp_path / "out") as new:
             (new / "m").write_text(name)
             (new / name).mkdir()
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["m", "second"]
@@ -111,9 +123,9 @@ def test_this_machine_swaps_folders_in_one_step(tmp_path):
 
 def test_an_error_keeps_the_old_folder(tmp_path):
     """A block that raises changes nothing and leaves nothing behind."""
-    with replace_folder_atomically(tmp_path / "out", marker="m") as new:
+    with replace(tmp_path / "out") as new:
         (new / "m").write_text("old")
-    with pytest.raises(RuntimeError), replace_folder_atomically(tmp_path / "out", marker="m") as new:
+    with pytest.raises(RuntimeError), replace(tmp_path / "out") as new:
         write_half_and_fail((new / "m").write_text, "new")
     assert (tmp_path / "out" / "m").read_text() == "old"
     assert not (tmp_path / ".out.new").exists()
@@ -123,14 +135,14 @@ def test_a_kill_between_the_two_renames_is_repaired(tmp_path):
     """Without renameat2 a kill can leave only .out.old: the next call brings it back first."""
     (tmp_path / ".out.old").mkdir()
     (tmp_path / ".out.old" / "m").write_text("old")
-    with pytest.raises(RuntimeError), replace_folder_atomically(tmp_path / "out", marker="m"):
+    with pytest.raises(RuntimeError), replace(tmp_path / "out"):
         raise RuntimeError("boom")
     assert (tmp_path / "out" / "m").read_text() == "old"
 
 
 def test_the_old_folder_survives_when_both_renames_fail(tmp_path, monkeypatch):
     """The only copy is never cleaned up as a leftover."""
-    with replace_folder_atomically(tmp_path / "out", marker="m") as new:
+    with replace(tmp_path / "out") as new:
         (new / "m").write_text("old")
     monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
     real = type(tmp_path).rename
@@ -141,7 +153,7 @@ def test_the_old_folder_survives_when_both_renames_fail(tmp_path, monkeypatch):
         return real(self, to)
 
     monkeypatch.setattr(type(tmp_path), "rename", rename)
-    with pytest.raises(OSError, match="no"), replace_folder_atomically(tmp_path / "out", marker="m"):
+    with pytest.raises(OSError, match="no"), replace(tmp_path / "out"):
         pass
     assert (tmp_path / ".out.old" / "m").read_text() == "old"
 
@@ -153,7 +165,7 @@ def test_leftovers_are_removed_without_following_links(tmp_path):
     (precious / "file").touch()
     (tmp_path / ".out.new").symlink_to(precious)
     (tmp_path / ".out.old").symlink_to(precious)
-    with replace_folder_atomically(tmp_path / "out", marker="m") as new:
+    with replace(tmp_path / "out") as new:
         (new / "m").touch()
     assert (precious / "file").exists()
     assert (tmp_path / "out" / "m").exists()
@@ -162,7 +174,7 @@ def test_leftovers_are_removed_without_following_links(tmp_path):
 def test_a_folder_that_is_not_ours_is_refused(tmp_path):
     """Files without the marker are somebody's: nothing is touched."""
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(FolderError, match="no m"), replace_folder_atomically(tmp_path, marker="m"):
+    with pytest.raises(FolderError, match="has no m"), replace(tmp_path):
         pass
     assert (tmp_path / "thesis.tex").exists()
 
@@ -171,7 +183,7 @@ def test_a_symlink_as_the_folder_is_refused(tmp_path):
     """The swap never leaves the folder that was named."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FolderError, match="symlink"), replace_folder_atomically(tmp_path / "out", marker="m"):
+    with pytest.raises(FolderError, match="symlink"), replace(tmp_path / "out"):
         pass
     assert (tmp_path / "out").is_symlink()
 
@@ -182,6 +194,6 @@ def test_a_second_writer_is_refused(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         with (
             pytest.raises(FolderError, match="another process"),
-            replace_folder_atomically(tmp_path / "out", marker="m"),
+            replace(tmp_path / "out"),
         ):
             pass

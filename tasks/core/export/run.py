@@ -15,6 +15,7 @@ from tasks.core.export.arrow import TOKENS_PER_SHARD, ArrowSink
 from tasks.core.export.batches import ReadCounts, Reading, read_batches
 from tasks.core.export.configs import Target, write_configs
 from tasks.core.export.conversations import ConversationSink, Retokenizer, describe_retokenizer
+from tasks.core.export.earlier import explain_foreign
 from tasks.core.export.files import (
     TOKENS_PER_GROUP,
     ExportError,
@@ -106,14 +107,14 @@ def export_run(
         with_conversations = "conversations" in rules.formats
         prompts = hash_prompts(datasets) if evals or with_conversations else []
     provenance = {**provenance, **_describe_evals(evals)}
-    with _as_export_error(), hold_folder(out_dir, marker=MANIFEST):
+    with _as_export_error(), hold_folder(out_dir):
         digests = hash_logs(datasets)
         described = describe_retokenizer(retokenizer) if with_conversations else None
         key = build_key(rules, target, provenance, datasets, digests, prompts=prompts, retokenizer=described)
         if (found := read_unchanged(out_dir, key)) is not None:
             return found
         reading = Reading(datasets, digests, rules, decontaminate, evals)
-        with fill_folder(out_dir) as folder:
+        with fill_folder(out_dir, explain_foreign=explain_foreign) as folder:
             sinks = _open_sinks(folder, rules, target, retokenizer)
             counts, files = _write_rows(reading, sinks)
             report = ExportReport(
