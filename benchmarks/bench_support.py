@@ -220,9 +220,11 @@ class ProcessClock:
 
 
 def _list_children() -> list[str]:
-    return [
-        pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-    ]
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += (task / "children").read_text().split()
+    return found
 
 
 def _read_rss_mib(pid: str) -> float:

@@ -1,6 +1,7 @@
 """The Arrow folder, the draft vocabulary and the trainers' settings of an export."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tasks.core.export import jsonl as export_jsonl
 from tasks.core.export.arrow import ArrowSink
 from tasks.core.export.configs import Target
-from tasks.core.export.files import ExportError
+from tasks.core.export.files import ExportError, FileEntry, HashedFile
 from tasks.core.vocab import build_vocab_map
 
 TARGET = Target("org/model", vocab_size=20)
@@ -214,3 +215,15 @@ def test_rows_of_any_length_are_whole_lines(tmp_path_factory, lengths, tokens_pe
     ]
     assert read_jsonl(root, "train") == wanted
     assert [sum(row["loss_mask"]) for row in wanted] == lengths
+
+
+@pytest.mark.parametrize("size", [1 << 21, 99])
+def test_a_full_disk_names_the_file(tmp_path, size):
+    """At the write, or when the rest is written out."""
+    file, limits = HashedFile(tmp_path, FileEntry("data", "jsonl")), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*/data'"), file:
+            file.write(bytes(size))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

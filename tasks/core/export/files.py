@@ -4,6 +4,7 @@ Knows samples and bytes; does not know where samples come from, how they are spl
 Invariant: the same rows in the same order give the same batches, and memory holds one batch a split.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -168,7 +169,8 @@ class HashedFile(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         """Write all of it."""
         size = memoryview(data).nbytes
-        self._file.write(data)
+        with self._named_errors():
+            self._file.write(data)
         self._hash.update(data)
         self.entry.bytes += size
         return size
@@ -177,12 +179,20 @@ class HashedFile(io.RawIOBase):
         """Close it, once; it is on the disk then, and nobody has to wait for all files at the end."""
         if not self.closed:
             try:
-                with self._file:
+                with self._named_errors(), self._file:
                     self._file.flush()
                     os.fsync(self._file.fileno())
                 self.entry.sha256 = self._hash.hexdigest()
             finally:
                 super().close()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """A full disk names no file by itself."""
+        try:
+            yield
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, self._file.name) from exc
 
 
 def write_file(folder: Path, entry: FileEntry, data: bytes) -> FileEntry:
