@@ -18,6 +18,7 @@ import numpy as np
 
 from tasks.core.sources import MalformedRow, SourceError, iter_rows, resolve_source
 from tasks.core.sources.hash_cache import hash_file
+from tasks.core.sources.readers import expected_files, suffix_of
 
 NGRAM_WORDS = 13
 _WORD = re.compile(r"\w+")
@@ -25,10 +26,11 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 _NONE = np.empty(0, np.uint64)
+_KINDS = "expected a .txt file (a record a line), .jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"
 
 
 class EvalSetError(ValueError):
-    """An evaluation set that cannot be read whole; names the file and what to do."""
+    """An evaluation set that cannot be read whole, or protects nothing; names the file and what to do."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class EvalIndex:
         """Read the files that `describe_files` described.
 
         Raises:
-            EvalSetError: a file is unreadable, or one of its records is.
+            EvalSetError: a file is unreadable, or one of its records is, or none has 13 words in a row.
         """
         parts = [_read_ngrams(path, file) for path, file in zip(paths, files, strict=True)]
         owners = np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts])
@@ -91,7 +93,7 @@ def describe_files(paths: Sequence[Path]) -> list[EvalFile]:
     """The files by name and hash, not yet read.
 
     Raises:
-        EvalSetError: one is not there, or cannot be read.
+        EvalSetError: one is not there, is a folder or of another kind, or cannot be read.
     """
     return [EvalFile(path.name, _hash(path)) for path in paths]
 
@@ -130,8 +132,14 @@ def iter_texts(value: Any) -> Iterator[str]:
 
 
 def _hash(path: Path) -> str:
+    if path.is_dir():
+        raise EvalSetError(
+            f"decontaminate: {str(path)!r} is a folder; name a file in it, or each one of several"
+        )
     if not path.is_file():
         raise EvalSetError(f"decontaminate: there is no file {str(path)!r}; correct the path or leave it out")
+    if not _has_lines_of_text(path) and suffix_of(path.name) is None:
+        raise EvalSetError(f"decontaminate: {str(path)!r} is a file of another kind; {_KINDS}")
     try:
         return hash_file(path)
     except OSError as exc:
@@ -148,13 +156,28 @@ def _read_ngrams(path: Path, file: EvalFile) -> np.ndarray:
         parts.append(ngrams)
     hashes = np.unique(np.concatenate(parts))
     file.ngrams = len(hashes)
+    if not file.ngrams:
+        raise EvalSetError(f"decontaminate: {str(path)!r} protects nothing: {_explain_nothing(file)}")
     return hashes
+
+
+def _explain_nothing(file: EvalFile) -> str:
+    if not file.records:
+        return "it has 0 records; put the evaluation set there or leave it out"
+    return (
+        f"of its records ({file.records}) none has {NGRAM_WORDS} words in a row in one text; take a file "
+        "with longer texts or leave it out"
+    )
+
+
+def _has_lines_of_text(path: Path) -> bool:
+    return path.suffix.lower() == ".txt"
 
 
 def _read_records(path: Path) -> Iterator[Any]:
     """A .txt file's lines that are not blank; the records of what a dataset's source may be."""
     try:
-        if path.suffix.lower() == ".txt":
+        if _has_lines_of_text(path):
             with path.open(encoding="utf-8") as lines:
                 yield from (line for line in lines if line.strip())
             return
@@ -166,4 +189,5 @@ def _read_records(path: Path) -> Iterator[Any]:
                 )
             yield row.row
     except (OSError, UnicodeDecodeError, SourceError) as exc:
-        raise EvalSetError(f"decontaminate: {str(path)!r} cannot be read: {exc}") from exc
+        why = str(exc).replace(expected_files(), _KINDS)  # a folder or a glob is no evaluation set
+        raise EvalSetError(f"decontaminate: {str(path)!r} cannot be read: {why}") from exc

@@ -72,13 +72,13 @@ def test_other_rules_are_another_export(tmp_path, change):
 def test_other_texts_are_another_export(tmp_path, changed):
     """Evaluation sets and prompts are in the key by what they hold, not by where they are."""
     source, evals = dataset(tmp_path, rows(5)), tmp_path / "evals.txt"
-    evals.write_text("a b\n")
+    evals.write_text("a b " * 7)
     write_prompts(source, [Prompt(f"r{n}", [{"role": "user", "content": "q"}]) for n in range(5)])
     first = export(tmp_path, [source], decontaminate=[evals])
     moved = evals.rename(tmp_path / "d" / "evals.txt")
     assert export(tmp_path, [source], decontaminate=[moved]).unchanged
     if changed == "evals":
-        moved.write_text("a c\n")
+        moved.write_text("a c " * 7)
     else:
         write_prompts(source, [Prompt(f"r{n}", [{"role": "user", "content": "p"}]) for n in range(5)])
     second = export(tmp_path, [source], decontaminate=[moved])

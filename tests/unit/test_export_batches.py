@@ -108,7 +108,7 @@ def test_what_befalls_an_export_changes_nothing(tmp_path, apart, monkeypatch, ha
 def test_what_the_reader_cannot_read_is_named_as_ever(tmp_path, apart, what):
     """The error crosses from the other process as it is."""
     source, path = dataset(tmp_path, [response("a")]), tmp_path / "set.jsonl"
-    path.write_text('{"a": "b"}\n' + "[1]\n" * (what == "set"))
+    path.write_text(f'{{"a": "{"word " * 13}"}}\n' + "[1]\n" * (what == "set"))
     write_prompts(source, [Prompt("a", [{"role": "user", "content": "q"}])])
     if what == "prompts":
         (source.folder / "prompts.jsonl").write_bytes(b"{}\n")

@@ -94,7 +94,7 @@ RECORDS = [{"id": 1, "choices": {"text": ["too short", f"well, {WORDS}"]}}, {"qu
 def test_rows_with_words_of_an_evaluation_set_are_left_out(tmp_path, asked, name, text):
     """In the prompt or in the answer; counted for the dataset and for the set, with the set's hash."""
     (tmp_path / name).write_text(text)
-    (tmp_path / "other.txt").write_text("nothing\n")
+    (tmp_path / "other.txt").write_text(" ".join(f"other{n}" for n in range(NGRAM_WORDS)))
     paths = [tmp_path / "other.txt", tmp_path / name]
     report = export(tmp_path, [asked], decontaminate=paths)
     assert [row["id"] for row in read_parquet(tmp_path, "train")] == ["clean"]
@@ -125,6 +125,35 @@ def test_a_row_whose_words_are_not_known_is_left_out_and_counted(tmp_path):
     assert export(tmp_path, [source], decontaminate=[tmp_path / "set.txt"]).datasets[0].skipped == {
         "prompt_unknown": 1
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("set.jsonl", "", "protects nothing: it has 0 records"),
+        (
+            "set.jsonl",
+            '{"a": "b"}\n{"a": "c"}\n',
+            r"of its records \(2\) none has 13 words in a row in one text",
+        ),
+        ("set.txt", "\n", "protects nothing: it has 0 records"),
+        ("set.csv", WORDS, "is a file of another kind; expected a .txt file"),
+        ("set.jsonl", WORDS, "not JSON Lines.*expected a .txt file"),
+        ("set", None, "'.*set' is a folder; name a file in it"),
+    ],
+)
+def test_an_evaluation_set_that_protects_nothing_is_refused(tmp_path, asked, name, text, message):
+    """Also beside one that does; its owner believes that the data is clean of it."""
+    (tmp_path / "good.txt").write_text(WORDS)
+    if text is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ExportInputError, match=message) as caught:
+        export(tmp_path, [asked], decontaminate=[tmp_path / "good.txt", tmp_path / name])
+    assert name in str(caught.value)
+    assert "glob" not in str(caught.value)
+    assert not (tmp_path / "export").exists()
 
 
 @pytest.mark.parametrize("missing", ["set", "prompts", "record"])
