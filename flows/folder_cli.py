@@ -109,6 +109,7 @@ def export(
     """
     from flows.run_folder import check_exported, read_export_rules
     from tasks.core.export.files import ExportError, ExportInputError
+    from tasks.core.export.left_out import count_left_out, say_left_out
     from tasks.core.report import write_report
     from tasks.core.run_file import RunFolderError
     from tasks.export import export_datasets
@@ -136,6 +137,8 @@ def export(
     typer.echo(
         f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}{state}"
     )
+    if left_out := count_left_out(report):
+        typer.echo(say_left_out(left_out))
 
 
 def _split_formats(names: str | None) -> list[str] | None:

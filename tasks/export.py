@@ -14,6 +14,7 @@ from serving.embedded.errors import ModelError
 from serving.embedded.model import DEMO_MODEL, DEMO_NAMES, default_cache_dir, resolve_model
 from tasks.core.export.configs import Target
 from tasks.core.export.conversations import Retokenizer
+from tasks.core.export.left_out import count_left_out, say_left_out, split_left_out
 from tasks.core.export.report import ExportReport
 from tasks.core.export.rows import ExportDataset
 from tasks.core.export.run import export_run
@@ -49,7 +50,10 @@ async def export_drafter_data(
     output_dir: Path, stats: Sequence[DatasetStats], rules: ExportRules
 ) -> ExportReport | None:
     """Export the datasets that are done; None when there is none."""
-    return await asyncio.to_thread(export_datasets, output_dir, stats, rules)
+    report = await asyncio.to_thread(export_datasets, output_dir, stats, rules)
+    if report is not None:
+        _log_left_out(report)
+    return report
 
 
 def export_datasets(
@@ -90,6 +94,14 @@ def export_datasets(
         logger.info("conversations are lossy; measured on them: %s", _say_loss(report.conversations))
     logger.info("exported %d rows to %s", report.total.rows, report.out_dir)
     return report
+
+
+def _log_left_out(report: ExportReport) -> None:
+    trouble, harmless = split_left_out(count_left_out(report))
+    if trouble:
+        logger.warning("%s", say_left_out(trouble))
+    if harmless:
+        logger.info("%s", say_left_out(harmless))
 
 
 def _to_dataset(output_dir: Path, stats: DatasetStats) -> ExportDataset:

@@ -1,6 +1,8 @@
 """The export command's own flags, on a folder that was made by hand."""
 
+import asyncio
 import json
+import logging
 
 import pytest
 from export_support import dataset, response, write_prompts
@@ -12,8 +14,10 @@ from flows.folder_cli import app
 from tasks.core.export.rows import ExportDataset
 from tasks.core.records import Prompt
 from tasks.core.run_file import update_run_file
+from tasks.core.run_stats import collect_stats, read_plans
 from tasks.core.tokenizer import load_tokenizer
 from tasks.core.vocab import choose_draft_vocab_size
+from tasks.export import ExportRules, export_drafter_data
 from tasks.preflight import check_draft_vocab
 
 
@@ -48,6 +52,29 @@ def test_an_export_takes_the_runs_own_rules_and_says_when_nothing_changed(run_fo
     assert "org/model" in (run_folder / "export" / "configs" / "specforge.yaml").read_text()
     assert "(unchanged)" not in done.stdout
     assert "(unchanged)" in call(run_folder).stdout
+
+
+def test_rows_that_were_left_out_are_said_in_one_line(run_folder, caplog):
+    """Also when nothing changed; the flow warns of those that something is wrong with."""
+    assert len(call(run_folder).stdout.splitlines()) == 1
+    bad = [response("r0"), response("x", input_ids=None), response("y", completion_tokens=4)]
+    with (run_folder / "d" / "raw_responses.jsonl").open("ab") as log:
+        log.write(b"".join(one.to_line() for one in bad) + b'{"id"\n{"id"\n')
+    said = (
+        "left out: unreadable 2, completion_tokens_differ 1, duplicates 1, no_ids 1; "
+        "manifest.json has them by dataset"
+    )
+    assert call(run_folder, "--partial").stdout.splitlines()[1:] == [said]
+    assert call(run_folder, "--partial").stdout.splitlines()[1:] == [said]
+    stats = collect_stats(run_folder, read_plans(run_folder))
+    rules = ExportRules(eval_fraction=0.2, seed=0, formats=["jsonl"], partial=True)
+    with caplog.at_level(logging.INFO, logger="tasks.export"):
+        asyncio.run(export_drafter_data.fn(run_folder, stats, rules))
+    said_of_them = [(one.levelname, one.getMessage()) for one in caplog.records if "left out" in one.message]
+    assert said_of_them == [
+        ("WARNING", said.replace("duplicates 1, ", "")),
+        ("INFO", "left out: duplicates 1; manifest.json has them by dataset"),
+    ]
 
 
 def test_formats_and_the_size_of_the_vocabulary_can_be_named(run_folder):
