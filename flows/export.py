@@ -43,7 +43,7 @@ async def export_run_data(
 
     Raises:
         RunFolderError: the folder is not one of a run, or cannot be written to.
-        ExportInputError: an evaluation set cannot be read.
+        ExportInputError: an evaluation set cannot be used, or the folder export is not ours to replace.
         ExportError: no dataset is complete, or another export is being written.
     """
     show_our_logs()
@@ -61,6 +61,6 @@ async def export_run_data(
         partial=partial,
     )
     stats = await aggregate_stats(folder, plans)
-    report = check_exported(await export_drafter_data(folder, stats, rules), folder)
+    report = check_exported(await export_drafter_data(folder, stats, rules), folder, stats)
     await asyncio.to_thread(write_report, folder, stats)
     return report

@@ -127,7 +127,7 @@ def export(
             decontaminate=[] if no_decontaminate else decontaminate or None,
             partial=partial,
         )
-        report = check_exported(export_datasets(output_dir, found, rules), output_dir)
+        report = check_exported(export_datasets(output_dir, found, rules), output_dir, found)
         write_report(output_dir, found)
     except (RunFolderError, ExportInputError) as exc:
         fail(str(exc), EXIT_BAD_INPUT)

@@ -13,6 +13,7 @@ from flows.parameters import Export
 from tasks.core.export.files import ExportError
 from tasks.core.export.report import ExportReport
 from tasks.core.run_file import RunFolderError, read_run_file, read_setting
+from tasks.core.stats import DatasetStats
 from tasks.core.vocab import check_draft_vocab_size
 from tasks.export import ExportRules
 
@@ -46,7 +47,12 @@ def read_export_rules(
     formats = choose(formats, "formats", list)
     draft_vocab_size = choose(draft_vocab_size, "draft_vocab_size", int | None)
     target_vocab_size = run["details"].get("target_vocab_size")
-    if "vocab" in formats and draft_vocab_size and isinstance(target_vocab_size, int):
+    if (
+        "vocab" in formats
+        and draft_vocab_size
+        and isinstance(target_vocab_size, int)
+        and target_vocab_size > 0
+    ):
         try:
             check_draft_vocab_size(draft_vocab_size, target_vocab_size)
         except ValueError as exc:
@@ -62,12 +68,16 @@ def read_export_rules(
     )
 
 
-def check_exported(report: ExportReport | None, output_dir: Path) -> ExportReport:
+def check_exported(
+    report: ExportReport | None, output_dir: Path, stats: Sequence[DatasetStats]
+) -> ExportReport:
     """The report of an export that was made.
 
     Raises:
         ExportError: there was nothing to export.
     """
+    if report is None and not any(one.rows for one in stats):
+        raise ExportError(f"{output_dir}: no dataset has an answer yet, so there is nothing to export")
     if report is None:
         raise ExportError(f"{output_dir}: no dataset is complete; partial (--partial) exports what there is")
     return report

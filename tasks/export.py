@@ -61,11 +61,7 @@ def export_datasets(
 ) -> ExportReport | None:
     """The same without Prefect."""
     done = [one for one in stats if one.rows and (rules.partial or one.status != "incomplete")]
-    left_out = [one.name for one in stats if one not in done]
-    if left_out:
-        logger.warning(
-            "not exported, for they are not complete: %s (export.partial takes them too)", ", ".join(left_out)
-        )
+    _warn_of_missing([one for one in stats if one not in done])
     if not done:
         return None
     run = read_run_file(output_dir)
@@ -86,7 +82,7 @@ def export_datasets(
     if report.unchanged:
         logger.info("export unchanged: %d rows are in %s already", report.total.rows, report.out_dir)
         return report
-    if "vocab" in rules.formats and "left_out" in report.vocab:
+    if "vocab" in rules.formats and rules.draft_vocab_size != 0 and "left_out" in report.vocab:
         logger.warning("exported without draft vocabulary: %s", report.vocab["left_out"])
     if isinstance(why := report.vocab.get("pt_files"), str):
         logger.info("%s: %s", ", ".join(PT_FILES), why)
@@ -94,6 +90,14 @@ def export_datasets(
         logger.info("conversations are lossy; measured on them: %s", _say_loss(report.conversations))
     logger.info("exported %d rows to %s", report.total.rows, report.out_dir)
     return report
+
+
+def _warn_of_missing(stats: Sequence[DatasetStats]) -> None:
+    if empty := [one.name for one in stats if not one.rows]:
+        logger.warning("not exported, for they have no answers: %s", ", ".join(empty))
+    if incomplete := [one.name for one in stats if one.rows]:
+        names = ", ".join(incomplete)
+        logger.warning("not exported, for they are not complete: %s (export.partial takes them too)", names)
 
 
 def _log_left_out(report: ExportReport) -> None:

@@ -115,6 +115,48 @@ def test_what_cannot_be_exported_is_exit_2(run_folder, flags, message):
     assert not (run_folder / "export").exists()
 
 
+def change_run(folder, **details):
+    run = json.loads((folder / "run.json").read_text())
+    run["details"] |= details
+    (folder / "run.json").write_text(json.dumps(run))
+
+
+def test_a_dataset_without_answers_is_not_called_incomplete(run_folder, caplog):
+    """With --partial, too: more cannot be asked for."""
+    plan = {"budget_tokens": 27, "max_samples": None}
+    change_run(run_folder, datasets={"d": plan, "empty": plan})
+    assert call(run_folder, "--partial").exit_code == 0
+    assert [one.getMessage() for one in caplog.records] == ["not exported, for they have no answers: empty"]
+    change_run(run_folder, datasets={"empty": plan})
+    done = call(run_folder, "--partial")
+    assert done.exit_code == 1
+    assert "no dataset has an answer yet" in done.stderr
+    assert "--partial" not in done.stderr
+
+
+@pytest.mark.parametrize("ids", [0, -1])
+def test_a_target_without_ids_leaves_the_vocabulary_out(run_folder, ids, caplog):
+    """With the value, and where the right one is found; a vocabulary of 0 ids was asked for: no word."""
+    change_run(run_folder, target_vocab_size=ids)
+    for size in (6, None):
+        change_run(run_folder, export={"draft_vocab_size": size})
+        assert call(run_folder).exit_code == 0
+        assert f"details.target_vocab_size in run.json is {ids}" in caplog.records[-1].getMessage()
+        assert "config.json" in read_manifest(run_folder)["vocab"]["left_out"]
+    caplog.clear()
+    assert call(run_folder, "--draft-vocab-size", "0").exit_code == 0
+    assert not caplog.records
+
+
+def test_what_stands_in_the_place_of_the_export_is_exit_2(run_folder):
+    """Nothing passes by itself there."""
+    (run_folder / "export").mkdir()
+    (run_folder / "export" / "mine.txt").touch()
+    done = call(run_folder)
+    assert done.exit_code == 2
+    assert "move it away and export again" in done.stderr
+
+
 def test_an_evaluation_set_that_is_not_there_is_exit_2(run_folder):
     """Of the flag or of the run; the run's is left aside by a flag."""
     run = json.loads((run_folder / "run.json").read_text())

@@ -82,5 +82,5 @@ def test_what_cannot_be_counted_or_exported_is_said_in_one_sentence(runner):
         assert state == "FAILED"
         assert f"RunFolderError: {nowhere['output_dir']!r} is not the folder of a run" in message
     assert unfinished[1] == "FAILED"
-    assert f"ExportError: {runner.output_dir}: no dataset is complete" in unfinished[2]
+    assert f"ExportError: {runner.output_dir}: no dataset has an answer yet" in unfinished[2]
     assert not (runner.folder / "nowhere").exists()

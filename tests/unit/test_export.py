@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from tasks.core.export import parquet as export_parquet
 from tasks.core.export import rows as export_rows
-from tasks.core.export.files import ExportError
+from tasks.core.export.files import ExportError, ExportInputError
 from tasks.core.export.parquet import SCHEMA, check_parquet
 from tasks.core.export.rows import ExportDataset
 from tasks.core.export.run import FORMATS
+from tasks.core.folders import hold_folder
 from tasks.core.split import assign_split
 
 generations = st.lists(
@@ -306,13 +307,26 @@ def test_a_foreign_folder_or_a_link_is_refused(tmp_path):
     elsewhere.mkdir()
     (elsewhere / "notes.txt").touch()
     (tmp_path / "export").symlink_to(elsewhere)
-    with pytest.raises(ExportError, match="symlink"):
+    with pytest.raises(ExportInputError, match=r"symlink.* move it away"):
         export(tmp_path, [source])
     (tmp_path / "export").unlink()
     elsewhere.rename(tmp_path / "export")
-    with pytest.raises(ExportError, match=r"holds 'notes\.txt', which no export has"):
+    with pytest.raises(ExportInputError, match=r"holds 'notes\.txt', which no export has"):
         export(tmp_path, [source])
     assert (tmp_path / "export" / "notes.txt").exists()
+    (tmp_path / "export").rename(elsewhere)
+    (tmp_path / "export").touch()
+    with pytest.raises(ExportInputError, match=r"is not a folder; move it elsewhere"):
+        export(tmp_path, [source])
+
+
+def test_an_export_that_another_process_writes_may_be_made_later(tmp_path):
+    """Nothing has to be changed: it only has to end."""
+    source = dataset(tmp_path, [response("a")])
+    held = hold_folder(tmp_path / "export")
+    with held, pytest.raises(ExportError, match="is being written by another process") as caught:
+        export(tmp_path, [source])
+    assert not isinstance(caught.value, ExportInputError)
 
 
 @pytest.mark.parametrize("name", ["NOTES.txt", "data/mine.parquet", "vocab/sub/t2d-4.npy", ".git/config"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tasks.core.export import jsonl as export_jsonl
 from tasks.core.export.arrow import ArrowSink
 from tasks.core.export.configs import Target
-from tasks.core.export.files import ExportError, FileEntry, HashedFile
+from tasks.core.export.files import ExportInputError, FileEntry, HashedFile
 from tasks.core.vocab import build_vocab_map
 
 TARGET = Target("org/model", vocab_size=20)
@@ -142,8 +142,9 @@ def test_the_script_makes_what_trainers_load(tmp_path):
     ("options", "reason"),
     [
         ({"formats": ["jsonl"]}, "not one of the formats"),
-        ({"draft_vocab_size": None}, "draft_vocab_size is not set"),
+        ({"draft_vocab_size": None}, "none was asked for (draft_vocab_size is 0)"),
         ({"target": None}, "details.target_vocab_size"),
+        ({"target": Target(vocab_size=0)}, "details.target_vocab_size in run.json is 0"),
     ],
 )
 def test_a_vocabulary_that_is_left_out_is_explained(tmp_path, options, reason):
@@ -163,7 +164,8 @@ def test_a_vocabulary_larger_than_the_targets_is_refused(tmp_path):
 
 def test_an_id_that_the_target_lacks_stops_the_export(tmp_path):
     """Named with its dataset: the map would be wrong, and a trainer would fail on it."""
-    with pytest.raises(ExportError, match="dataset 'd' has the id 20, but the target has 20 ids"):
+    message = "dataset 'd' has the id 20, but the target has 20 ids; if details.target_vocab_size in run.json"
+    with pytest.raises(ExportInputError, match=message):
         export(tmp_path, [dataset(tmp_path, [response("a", output=(20, 1))])], **ALL)
     assert not (tmp_path / "export").exists()
 

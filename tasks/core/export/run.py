@@ -40,13 +40,16 @@ from tasks.core.export.rows import ExportDataset, hash_logs, hash_prompts
 from tasks.core.export.threads import BackgroundSink
 from tasks.core.export.vocab import VocabSink
 from tasks.core.files import dump_json
-from tasks.core.folders import FolderError, fill_folder, hold_folder, owned_folders
+from tasks.core.folders import FolderError, ForeignFolderError, fill_folder, hold_folder, owned_folders
 from tasks.core.split import SPLITS
 from tasks.core.vocab import check_draft_vocab_size
 from tasks.core.worker_process import WorkerDiedError
 
 FORMATS = ("parquet", "jsonl", "arrow", "vocab", "conversations")
 _ROW_FORMATS = FORMATS[:3]
+_SET_VOCAB_SIZE = (
+    "write details.target_vocab_size into it (vocab_size of the model's config.json) and export again"
+)
 
 
 def export_run(
@@ -86,8 +89,9 @@ def export_run(
 
     Raises:
         ValueError: an unknown format, a number out of range, or two datasets of one name.
-        ExportInputError: an evaluation set cannot be read, or the prompts, where these are needed.
-        ExportError: out_dir may not be replaced, or what was written does not check.
+        ExportInputError: an evaluation set cannot be used, or the prompts be read, where these are
+            needed; out_dir is not ours to replace; the rows have an id that the target lacks.
+        ExportError: another process writes to out_dir, or what was written does not check.
     """
     rules = Rules(
         eval_fraction=eval_fraction,
@@ -168,6 +172,8 @@ def _refuse_overlap(datasets: Sequence[ExportDataset], out_dir: Path) -> None:
 def _as_export_error() -> Iterator[None]:
     try:
         yield
+    except ForeignFolderError as exc:
+        raise ExportInputError(str(exc)) from exc
     except FolderError as exc:
         raise ExportError(str(exc)) from exc
     except WorkerDiedError as exc:
@@ -242,11 +248,13 @@ def _explain_no_vocab(rules: Rules, target: Target) -> str | None:
     if "vocab" not in rules.formats:
         return "not one of the formats"
     if rules.draft_vocab_size is None:
-        return "draft_vocab_size is not set"
+        return "none was asked for (draft_vocab_size is 0)"
     if target.vocab_size is None:
+        return f"run.json does not tell how many ids the target has; {_SET_VOCAB_SIZE}"
+    if target.vocab_size < 1:
         return (
-            "run.json does not tell how many ids the target has; write details.target_vocab_size into it "
-            "(vocab_size of the model's config.json) and export again"
+            f"details.target_vocab_size in run.json is {target.vocab_size}, and no target has so few ids; "
+            f"{_SET_VOCAB_SIZE}"
         )
     return None
 

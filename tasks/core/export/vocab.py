@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.core.export.files import ExportError, FileEntry, RowBatch, write_file
+from tasks.core.export.files import ExportInputError, FileEntry, RowBatch, write_file
 from tasks.core.vocab import VocabCounts, VocabMap, build_vocab_map, measure_coverage, measure_curve
 
 PT_FILES = ("vocab_mapping.pt", "token_freq.pt")
@@ -34,7 +34,7 @@ class VocabSink:
         """Count the trained ids of the train split.
 
         Raises:
-            ExportError: one of them is not an id of the target.
+            ExportInputError: one of them is not an id of the target.
         """
         if batch.split != "train":
             return
@@ -46,7 +46,10 @@ class VocabSink:
             try:
                 self._counts.add(names[start], ids)
             except ValueError as exc:
-                raise ExportError(f"{exc}; export without vocab (--draft-vocab-size 0)") from exc
+                raise ExportInputError(
+                    f"{exc}; if details.target_vocab_size in run.json is too small, correct it (vocab_size "
+                    "of the model's config.json), or export without vocab (--draft-vocab-size 0)"
+                ) from exc
             start = end
 
     def finish(self) -> list[FileEntry]:
