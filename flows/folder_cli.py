@@ -1,5 +1,6 @@
 """The commands that look at the folder of a run, and start nothing: stats, monitor, export."""
 
+import contextlib
 import json
 import signal
 import sys
@@ -8,8 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, check_folder, fail, say
+from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, app, check_folder, fail, say
 from flows.console import make_console
+
+_STATS_EPILOG = """\
+\b
+Exit status:
+  0  counted, whatever the counts are
+  1  report.html cannot be written
+  2  the folder is not one of a run, or its run.json is damaged
+"""
+
+_EXPORT_EPILOG = """\
+\b
+Exit status:
+  0    exported, or there already as it would be
+  1    what may pass by itself: no dataset is complete, or another process
+       exports at the moment
+  2    something has to be changed: the folder is not one of a run, or what is
+       in the place of export/ is no export, a flag, an evaluation set
+  130  interrupted by Ctrl-C or SIGTERM; the export of before is untouched
+"""
 
 _MONITOR_EPILOG = """\
 \b
@@ -19,7 +39,7 @@ Exit status:
 """
 
 
-@app.command()
+@app.command(epilog=_STATS_EPILOG)
 def stats(
     output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
     as_json: Annotated[
@@ -69,7 +89,7 @@ def monitor(
         fail(str(exc), EXIT_BAD_INPUT)
 
 
-@app.command()
+@app.command(epilog=_EXPORT_EPILOG)
 def export(
     output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
     eval_fraction: Annotated[
@@ -107,6 +127,36 @@ def export(
 
     Example: draftmill export data/kimi-k25 --formats arrow,vocab --draft-vocab-size 16000
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends an export as Ctrl-C does
+    before = _look_at_export(output_dir)
+    try:
+        said = _export(
+            output_dir,
+            eval_fraction=eval_fraction,
+            seed=seed,
+            formats=formats,
+            draft_vocab_size=draft_vocab_size,
+            drop_duplicates=drop_duplicates,
+            decontaminate=[] if no_decontaminate else decontaminate or None,
+            partial=partial,
+        )
+    except KeyboardInterrupt:
+        untouched = _look_at_export(output_dir) == before
+        what = "export that was there before is untouched" if untouched else "new export is there, whole"
+        fail(f"interrupted; the {what}", EXIT_INTERRUPTED)
+    typer.echo("\n".join(said))
+
+
+def _look_at_export(output_dir: Path) -> tuple[int, int] | None:
+    """Which export is there: another one has another folder in its place."""
+    with contextlib.suppress(OSError):
+        found = (output_dir / "export").lstat()
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _export(output_dir: Path, *, formats: str | None, **rules: Any) -> list[str]:
+    """Returns what there is to say; ends the process when there is no export."""
     from flows.run_folder import check_exported, read_export_rules
     from tasks.core.export.files import ExportError, ExportInputError
     from tasks.core.export.left_out import count_left_out, say_left_out
@@ -117,28 +167,17 @@ def export(
     found = _collect_stats(output_dir)
     check_folder(output_dir)
     try:
-        rules = read_export_rules(
-            output_dir,
-            eval_fraction=eval_fraction,
-            seed=seed,
-            formats=_split_formats(formats),
-            draft_vocab_size=draft_vocab_size,
-            drop_duplicates=drop_duplicates,
-            decontaminate=[] if no_decontaminate else decontaminate or None,
-            partial=partial,
-        )
-        report = check_exported(export_datasets(output_dir, found, rules), output_dir, found)
+        chosen = read_export_rules(output_dir, formats=_split_formats(formats), **rules)
+        report = check_exported(export_datasets(output_dir, found, chosen), output_dir, found)
         write_report(output_dir, found)
     except (RunFolderError, ExportInputError) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     except ExportError as exc:
         fail(str(exc), EXIT_FAILED)
     state = " (unchanged)" if report.unchanged else ""
-    typer.echo(
-        f"{report.total.rows} rows, {report.total.loss_tokens:,} trained tokens: {report.out_dir}{state}"
-    )
-    if left_out := count_left_out(report):
-        typer.echo(say_left_out(left_out))
+    total, left_out = report.total, count_left_out(report)
+    lines = [f"{total.rows} rows, {total.loss_tokens:,} trained tokens: {report.out_dir}{state}"]
+    return [*lines, say_left_out(left_out)] if left_out else lines
 
 
 def _split_formats(names: str | None) -> list[str] | None:

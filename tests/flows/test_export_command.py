@@ -3,9 +3,12 @@
 import asyncio
 import json
 import logging
+import signal
+import subprocess
+import sys
 
 import pytest
-from export_support import dataset, response, write_prompts
+from export_support import dataset, hashes, response, write_prompts
 from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
@@ -155,6 +158,48 @@ def test_what_stands_in_the_place_of_the_export_is_exit_2(run_folder):
     done = call(run_folder)
     assert done.exit_code == 2
     assert "move it away and export again" in done.stderr
+
+
+INTERRUPTED = """
+import os, sys
+from deployments.cli import main
+where, name, number, *sys.argv[1:] = sys.argv[1:]
+module = __import__(where, fromlist=[name])
+real = getattr(module, name)
+def interrupt(*args, **options):
+    os.kill(os.getpid(), int(number))
+    return real(*args, **options)
+setattr(module, name, interrupt)
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("where", "name", "said"),
+    [
+        ("tasks.core.run_stats", "collect_stats", "the export that was there before is untouched"),
+        ("tasks.core.export.rows", "samples_from_response", "the export that was there before is untouched"),
+        ("tasks.core.report", "write_report", "the new export is there, whole"),
+    ],
+)
+def test_ctrl_c_ends_an_export_with_one_line(run_folder, number, where, name, said):
+    """Before it, in it and behind it; nothing half-made stays, and nothing of the old one is lost."""
+    assert call(run_folder).exit_code == 0
+    before = hashes(run_folder / "export")
+    argv = [sys.executable, "-c", INTERRUPTED, where, name, str(int(number)), "export", str(run_folder)]
+    done = subprocess.run([*argv, "--seed", "1"], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"draftmill: interrupted; {said}\n")
+    assert (hashes(run_folder / "export") == before) == ("untouched" in said)
+    assert not list(run_folder.glob(".export.[no]*"))
+
+
+@pytest.mark.parametrize("command", ["export", "stats"])
+def test_the_help_has_the_exit_codes(command):
+    """As of all commands that a script calls."""
+    shown = CliRunner().invoke(app, [command, "--help"]).stdout
+    assert "Exit status:\n" in shown
+    assert ("  130  interrupted" in shown) == (command == "export")
 
 
 def test_an_evaluation_set_that_is_not_there_is_exit_2(run_folder):
