@@ -140,6 +140,8 @@ def _hash(path: Path) -> str:
         raise EvalSetError(f"decontaminate: there is no file {str(path)!r}; correct the path or leave it out")
     if not _has_lines_of_text(path) and suffix_of(path.name) is None:
         raise EvalSetError(f"decontaminate: {str(path)!r} is a file of another kind; {_KINDS}")
+    if not path.stat().st_size:  # at once: what else protects nothing is found by reading it, at the export
+        raise EvalSetError(_explain_useless(path, EvalFile(path.name, "")))
     try:
         return hash_file(path)
     except OSError as exc:
@@ -157,16 +159,17 @@ def _read_ngrams(path: Path, file: EvalFile) -> np.ndarray:
     hashes = np.unique(np.concatenate(parts))
     file.ngrams = len(hashes)
     if not file.ngrams:
-        raise EvalSetError(f"decontaminate: {str(path)!r} protects nothing: {_explain_nothing(file)}")
+        raise EvalSetError(_explain_useless(path, file))
     return hashes
 
 
-def _explain_nothing(file: EvalFile) -> str:
+def _explain_useless(path: Path, file: EvalFile) -> str:
+    start = f"decontaminate: {str(path)!r} protects nothing:"
     if not file.records:
-        return "it has 0 records; put the evaluation set there or leave it out"
+        return f"{start} it has 0 records; put the evaluation set there or leave it out"
     return (
-        f"of its records ({file.records}) none has {NGRAM_WORDS} words in a row in one text; take a file "
-        "with longer texts or leave it out"
+        f"{start} of its records ({file.records}) none has {NGRAM_WORDS} words in a row in one text; take a "
+        "file with longer texts or leave it out"
     )
 
 

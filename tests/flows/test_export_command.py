@@ -227,6 +227,11 @@ def test_an_evaluation_set_of_a_run_is_looked_for_before_it_starts(tmp_path):
     parameters = build_parameters(read_param_file(file))
     with pytest.raises(InputError, match=f"export.decontaminate: there is no file '{tmp_path}/set.txt'"):
         complete_parameters(parameters)
+    (tmp_path / "set.txt").touch()
+    with pytest.raises(
+        InputError, match=r"export.decontaminate: .*set.txt' protects nothing: it has 0 records"
+    ):
+        complete_parameters(parameters)
     (tmp_path / "set.txt").write_text("a")
     assert complete_parameters(parameters).export.decontaminate == [str(tmp_path / "set.txt")]
 

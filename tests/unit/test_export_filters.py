@@ -131,6 +131,7 @@ def test_a_row_whose_words_are_not_known_is_left_out_and_counted(tmp_path):
     ("name", "text", "message"),
     [
         ("set.jsonl", "", "protects nothing: it has 0 records"),
+        ("set.jsonl", "\n", "protects nothing: it has 0 records"),
         (
             "set.jsonl",
             '{"a": "b"}\n{"a": "c"}\n',
