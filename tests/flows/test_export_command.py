@@ -157,7 +157,7 @@ def test_what_stands_in_the_place_of_the_export_is_exit_2(run_folder):
     (run_folder / "export" / "mine.txt").touch()
     done = call(run_folder)
     assert done.exit_code == 2
-    assert "move it away and export again" in done.stderr
+    assert "move that elsewhere" in done.stderr
 
 
 INTERRUPTED = """

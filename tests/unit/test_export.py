@@ -307,7 +307,7 @@ def test_a_foreign_folder_or_a_link_is_refused(tmp_path):
     elsewhere.mkdir()
     (elsewhere / "notes.txt").touch()
     (tmp_path / "export").symlink_to(elsewhere)
-    with pytest.raises(ExportInputError, match=r"symlink.* move it away"):
+    with pytest.raises(ExportInputError, match=r"symlink.* remove it"):
         export(tmp_path, [source])
     (tmp_path / "export").unlink()
     elsewhere.rename(tmp_path / "export")
