@@ -84,7 +84,7 @@ class Prompt:
         Raises:
             RecordError: the line is not JSON or lacks `id` or `messages`.
         """
-        row = _load_object(line)
+        row = load_object(line)
         try:
             return cls(
                 id=str(row["id"]),
@@ -139,7 +139,7 @@ class Response:
         Raises:
             RecordError: not JSON, or without an id or a token count.
         """
-        return cls.from_row(_load_object(line))
+        return cls.from_row(load_object(line))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Response":
@@ -203,7 +203,7 @@ class Rejected:
         Raises:
             RecordError: not JSON or a field is missing.
         """
-        row = {"turn": 0, **_load_object(line)}  # lines of older versions have none
+        row = {"turn": 0, **load_object(line)}  # lines of older versions have none
         try:
             return cls(**{name: row[name] for name in _REJECTED_FIELDS})
         except KeyError as exc:
@@ -214,7 +214,12 @@ _RESPONSE_FIELDS = tuple(name for name in Response.__dataclass_fields__ if name 
 _REJECTED_FIELDS = tuple(Rejected.__dataclass_fields__)
 
 
-def _load_object(line: bytes) -> dict[str, Any]:
+def load_object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        RecordError: it is none.
+    """
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as exc:

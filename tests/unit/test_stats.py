@@ -2,13 +2,14 @@
 
 import dataclasses
 import io
+import re
 import time
 
 import numpy as np
 import orjson
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -273,6 +274,61 @@ def test_skimming_a_line_gives_the_counts_of_the_whole_line(ids, keys, text, met
         value = skimmed.pop(key)
         assert (len(value) if isinstance(value, list) else value) == count
     assert (skimmed["id"], skimmed["text"]) == ("a", text)
+
+
+LONG = response("a", n=700, output_ids=list(range(100, 800)))
+LEFT_OUT = re.compile(rb"[\[,]0[0-9]")
+places = st.integers(0, 2700)  # in the ids
+damages = st.one_of(
+    st.builds(lambda at, n: ("cut", at, n), places, st.integers(1, 2800)),
+    st.builds(lambda at, row: ("next", at, row), places, st.sampled_from([LONG, response("b"), b'{"id":1}'])),
+    st.builds(lambda at, put: ("put", at, put), places, st.binary(min_size=1, max_size=3)),
+    st.builds(
+        lambda at, put: ("put", at, put),
+        places,
+        st.sampled_from([b"\0" * 40, b",,", b'"', b"true", b"-", b" ", b"1", b",", b"]", b"[", b"/", b"00"]),
+    ),
+)
+
+
+def damage(line, kind, at, what):
+    at += line.index(b'"output_ids":[') + len(b'"output_ids":[')
+    if kind == "cut":
+        return line[:at] + line[at + what :].rstrip(b"\n") + b"\n"
+    if kind == "next":
+        return line[:at] + what.rstrip(b"\n") + b"\n"
+    return line[:at] + what + line[at + len(what) :]
+
+
+@given(st.lists(damages, min_size=1, max_size=3))
+@example([("next", 1000, LONG)])
+@example([("put", 3, b",,")])
+def test_a_line_that_is_damaged_in_its_ids_is_unreadable_to_all(found):
+    """Statistics refuse what the run refuses, but for what is named in `skim_row`; nothing else."""
+    line = LONG
+    for one in found:
+        line = damage(line, *one)
+    is_skimmed, is_read = can_read(lambda: skim_row(line)), can_read(lambda: Response.from_line(line))
+    assert is_skimmed or not is_read
+    assert is_read or not is_skimmed or LEFT_OUT.search(line)
+
+
+def can_read(read):
+    try:
+        read()
+    except RecordError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "torn", [LONG[:1500] + LONG, LONG[:1500] + bytes(40) + LONG[1540:], LONG.replace(b",300,", b",,")]
+)
+def test_a_row_that_is_torn_in_its_ids_is_no_answer(tmp_path, torn):
+    """With the next row on the same line, zeros or a gap in the middle; the rows around it count."""
+    stats = scan(tmp_path, [response("b"), torn, response("c")])
+    assert (stats.rows, stats.unreadable, stats.not_token_exact) == (2, 1, 0)
+    assert stats.damaged["raw_responses.jsonl"].numbers == (2,)
 
 
 def test_skimming_is_not_slower_than_parsing():
