@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.core.records import Response
+from tasks.core.records import MOST, Response
 
 Inexact = Literal[
     "no_ids", "not_token_ids", "prompt_tokens_differ", "completion_tokens_differ", "bad_loss_spans"
@@ -116,6 +116,18 @@ def is_empty_answer(completion_tokens: int, finish_reason: str) -> bool:
     return completion_tokens == 0 or (completion_tokens == 1 and finish_reason == "stop")
 
 
+def read_turn(sequence: Mapping[str, Any]) -> int:
+    """The number that a sequence of a finished conversation has.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = sequence.get("turn") or 0
+    if not isinstance(value, int) or abs(value) > MOST:
+        raise ValueError(f"a sequence's turn is {value!r:.40}")
+    return int(value)
+
+
 def _list_sequences(response: Response) -> list[Mapping[str, Any]]:
     sequences = response.extra[SEQUENCES]
     if not isinstance(sequences, list) or not all(isinstance(one, Mapping) for one in sequences):
@@ -126,12 +138,16 @@ def _list_sequences(response: Response) -> list[Mapping[str, Any]]:
 def _to_row(response: Response, sequence: Mapping[str, Any]) -> Response:
     """A sequence as a row of its own."""
     ids, spans = sequence.get("input_ids"), sequence.get("loss_spans")
+    try:
+        turn = read_turn(sequence)
+    except ValueError as exc:
+        raise NotTokenExact("bad_loss_spans", f"response {response.id!r}: {exc}") from exc
     n_ids = len(ids) if isinstance(ids, list | np.ndarray) else 0
     checked = _check_spans(response.id, spans, n_ids)
     trained = sum(end - start for start, end in checked)
     return replace(
         response,
-        turn=int(sequence.get("turn") or 0),
+        turn=turn,
         input_ids=ids,
         output_ids=[],
         prompt_tokens=n_ids - trained,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import orjson
 
 FinishReason = Literal["stop", "length"]
+MOST = 1 << 40  # a turn or a count of tokens: none is near it, and the sums of millions stay below 64 bits
 
 
 class RecordError(ValueError):
@@ -137,7 +138,7 @@ class Response:
         """Read a row in the current shape or in the older one (counts under `usage`).
 
         Raises:
-            RecordError: not JSON, or without an id or a token count.
+            RecordError: not JSON, without an id or a token count, or with one that no answer has.
         """
         return cls.from_row(load_object(line))
 
@@ -146,7 +147,7 @@ class Response:
         """The same for a row that is parsed already."""
         usage = row.get("usage") or {}
         try:
-            return cls(
+            response = cls(
                 id=str(row["id"]),
                 turn=int(row.get("turn") or 0),
                 input_ids=row.get("input_ids"),
@@ -167,8 +168,12 @@ class Response:
             )
         except KeyError as exc:
             raise RecordError(f"response row has no field {exc}") from exc
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, OverflowError) as exc:
             raise RecordError(f"response row has a field of the wrong type: {exc}") from exc
+        for count in (response.turn, response.prompt_tokens, response.completion_tokens):
+            if abs(count) > MOST:
+                raise RecordError(f"response row has a turn or a token count of {str(count)[:20]}")
+        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,17 +206,26 @@ class Rejected:
         """Read a line that `to_line` wrote.
 
         Raises:
-            RecordError: not JSON or a field is missing.
+            RecordError: not JSON, or a field is missing or of the wrong type.
         """
         row = {"turn": 0, **load_object(line)}  # lines of older versions have none
         try:
-            return cls(**{name: row[name] for name in _REJECTED_FIELDS})
+            rejected = cls(**{name: row[name] for name in _REJECTED_FIELDS})
         except KeyError as exc:
             raise RecordError(f"rejected line has no field {exc}") from exc
+        for name, kind in _REJECTED_KINDS.items():
+            if type(value := getattr(rejected, name)) is not kind:
+                raise RecordError(f"rejected line has a field of the wrong type: {name} is {value!r:.40}")
+        return rejected
 
 
 _RESPONSE_FIELDS = tuple(name for name in Response.__dataclass_fields__ if name != "extra")
 _REJECTED_FIELDS = tuple(Rejected.__dataclass_fields__)
+_REJECTED_KINDS = {
+    **dict.fromkeys(("id", "reason", "detail", "stage", "where"), str),
+    "permanent": bool,
+    "turn": int,
+}
 
 
 def load_object(line: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tasks.core.log_tail import LogTail
-from tasks.core.masks import SEQUENCES, is_empty_answer
+from tasks.core.masks import SEQUENCES, is_empty_answer, read_turn
 from tasks.core.recent_answers import Answer, RecentAnswers
 from tasks.core.records import RecordError, Rejected, Response, load_object
 from tasks.core.response_log import REJECTED, RESPONSES
@@ -29,6 +29,10 @@ from tasks.core.stats import (
 )
 
 _DETAIL = 200  # characters of an example's detail
+# A row with a figure beyond these is an answer all the same: only the figure is left out.
+_LATEST_S = 4_102_444_800.0  # the year 2100
+_LONGEST_S = 30 * 86_400.0
+_MOST_ATTEMPTS = 1_000_000
 _NUMBERED = 5  # damaged lines of a log
 _ID_KEYS = (b'"input_ids":[', b'"output_ids":[')
 _LEAST_SKIPPED = 2000  # bytes of ids: fewer are parsed in less time
@@ -283,12 +287,16 @@ class _Scan(_Lines):
             self.cut_lengths[response.completion_tokens] += 1
         self.empty += is_empty_answer(response.completion_tokens, response.finish_reason)
         self.not_token_exact += not exact
-        self.retries += max(0, response.attempt - 1)
+        if response.attempt <= _MOST_ATTEMPTS:
+            self.retries += max(0, response.attempt - 1)
         try:
             finished = parse_time(response.finished_at)
-        except ValueError:
+        except (ValueError, OverflowError):
             return  # older rows carry no time
-        started = finished - response.latency_s
+        if not 0 < finished < _LATEST_S:
+            return
+        latency_s = response.latency_s if 0 <= response.latency_s <= _LONGEST_S else 0.0
+        started = max(0.0, finished - latency_s)
         self.started = started if self.started is None else min(self.started, started)
         self.first_finished = finished if self.first_finished is None else min(self.first_finished, finished)
         self.last_finished = finished if self.last_finished is None else max(self.last_finished, finished)
@@ -364,6 +372,8 @@ def _count_sequences(sequences: Any) -> tuple[int, int] | None:
     try:
         ids = sum(_count_ids(one["input_ids"]) for one in sequences)
         trained = sum(end - start for one in sequences for start, end in one["loss_spans"])
+        for one in sequences:
+            read_turn(one)
     except (KeyError, TypeError, ValueError):
         return None
     return ids - trained, trained

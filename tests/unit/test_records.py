@@ -119,6 +119,10 @@ def test_extra_keys_cannot_hide_a_field():
         (Response, b'{"id": "a", "prompt_tokens": "x", "completion_tokens": 2}', "wrong type"),
         (Response, b'{"id": "a", "prompt_tokens": null, "completion_tokens": 2}', "wrong type"),
         (Rejected, b'{"id": "a", "reason": "x"}', "rejected line has no field 'detail'"),
+        (Response, b'{"id": "a", "prompt_tokens": 1, "completion_tokens": 1e300}', "token count of 1000"),
+        (Response, b'{"id": "a", "prompt_tokens": -1e40, "completion_tokens": 2}', "token count of -1"),
+        (Response, b'{"id": "a", "turn": 1e20, "prompt_tokens": 1, "completion_tokens": 2}', "a turn or"),
+        (Response, b'{"id": "a", "prompt_tokens": "inf", "completion_tokens": 2}', "wrong type"),
         (Rejected, b"null", "a JSON object was expected, not NoneType"),
     ],
 )
@@ -126,3 +130,19 @@ def test_a_wrong_line_is_named(kind, line, message):
     """The message says which field is missing or wrong."""
     with pytest.raises(RecordError, match=message):
         kind.from_line(line)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: value} for name in ("id", "reason", "where", "detail", "stage") for value in ([1], 5, None)),
+        *({"turn": value} for value in ("x", None, [])),
+        *({"permanent": value} for value in ("no", None, 1)),
+    ],
+)
+def test_a_rejected_line_with_an_odd_field_is_named(change):
+    """Nothing but a whole line says which prompt is not asked again, or why."""
+    line = orjson.loads(Rejected("a", "http_400", "why", permanent=True, stage="generate").to_line())
+    [name] = change
+    with pytest.raises(RecordError, match=f"wrong type: {name} is "):
+        Rejected.from_line(orjson.dumps(line | change))

@@ -13,7 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tasks.core.masks import NotTokenExact, samples_from_response
 from tasks.core.records import RecordError, Rejected, Response
+from tasks.core.report import look_at
 from tasks.core.stats import (
     Damage,
     dataset_status,
@@ -212,6 +214,53 @@ def test_pauses_are_no_part_of_the_mean_speed(tmp_path):
     )
     assert one.mean_tokens_per_s == two.mean_tokens_per_s == pytest.approx(200 / 110)
     assert total_stats([one, two]).mean_tokens_per_s == pytest.approx(400 / 220, rel=0.1)
+
+
+ODD_FIELDS = [
+    {"latency_s": 1e300},
+    {"latency_s": -1e300},
+    {"latency_s": "nan"},
+    {"latency_s": "inf"},
+    {"finished_at": "0001-01-01T00:00:00Z"},
+    {"finished_at": "0001-01-01T00:00:00+23:00"},
+    {"finished_at": "9999-12-31T23:59:59Z", "latency_s": -1e9},
+    {"finished_at": "1970-01-01T00:00:01Z"},
+    {"attempt": 10**18},
+    {"cached_tokens": -(10**18)},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_FIELDS, ids=str)
+def test_an_answer_with_an_odd_time_counts(tmp_path, odd):
+    """The figure is left out of the statistics and brings nothing down; the answer and its ids are whole."""
+    line = orjson.dumps(orjson.loads(response("a")) | odd) + b"\n"
+    stats = scan(tmp_path, [line, response("b")], name="one")
+    assert (stats.rows, stats.completion_tokens, stats.unreadable, stats.not_token_exact) == (2, 20, 0, 0)
+    assert stats.last_finished_at == "2026-11-30T00:00:10.000Z"
+    stats_to_parquet([stats])
+    [sample] = samples_from_response(Response.from_line(line))
+    assert sample.n_loss == 10
+    look_at([stats], now_s=1_800_000_000.0)
+
+
+@pytest.mark.parametrize("turn", ["x", "1", 1.5, [1], 10**15])
+def test_a_sequence_with_an_odd_turn_is_not_token_exact(tmp_path, turn):
+    """Nothing says which answer it is; statistics and export leave out the same."""
+    sequences = [{"turn": turn, "input_ids": [1, 2, 3], "loss_spans": [[1, 3]]}]
+    line = response("a", n=2, prompt_tokens=1, input_ids=None, output_ids=None, sequences=sequences)
+    stats = scan(tmp_path, [line])
+    assert (stats.rows, stats.unreadable, stats.not_token_exact) == (1, 0, 1)
+    with pytest.raises(NotTokenExact, match="'a': a sequence's turn is"):
+        samples_from_response(Response.from_line(line))
+
+
+def test_a_rejected_line_with_an_odd_field_is_damaged(tmp_path):
+    """And the others count."""
+    whole = orjson.loads(rejected("a", "http_400"))
+    odd = [orjson.dumps(whole | {name: [1]}) + b"\n" for name in ("id", "reason", "where", "detail")]
+    stats = scan(tmp_path, [], [*odd, orjson.dumps(whole) + b"\n"])
+    assert (stats.unreadable, stats.rejected) == (4, {"http_400": 1})
+    assert stats.damaged == {"rejected.jsonl": Damage(4, (1, 2, 3, 4))}
 
 
 @pytest.mark.parametrize(
