@@ -74,7 +74,7 @@ def monitor(
 
     A dataset without an answer for five minutes is "stopped". The end is reckoned from the last hour of work.
     """
-    from flows.monitor import print_json, show_live
+    from flows.monitor import FolderGoneError, print_json, show_live
     from tasks.core.run_file import RunFolderError
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its cursor back
@@ -87,6 +87,8 @@ def monitor(
         raise typer.Exit(0) from None
     except RunFolderError as exc:
         fail(str(exc), EXIT_BAD_INPUT)
+    except FolderGoneError as exc:
+        fail(str(exc), EXIT_FAILED)
 
 
 @app.command(epilog=_EXPORT_EPILOG)

@@ -25,6 +25,10 @@ _NO_PROBLEMS: dict[str, list[str]] = {"problems": [], "notes": [], "stuck": []}
 _BEGUN = (RUN_LOCK, "prefect.log", "server.log")  # what a run leaves before its run.json
 
 
+class FolderGoneError(Exception):
+    """The folder that is watched is there no more."""
+
+
 def check_watchable(output_dir: Path) -> None:
     """Refuse a folder that no run has written to; an empty one may be that of a run to come.
 
@@ -32,7 +36,8 @@ def check_watchable(output_dir: Path) -> None:
         RunFolderError: says why.
     """
     if not output_dir.is_dir():
-        raise RunFolderError(f"{str(output_dir)!r} is not the folder of a run: it is not there")
+        why = "is a file" if output_dir.exists() else "is not there"
+        raise RunFolderError(f"{str(output_dir)!r} is not the folder of a run: it {why}")
     if any((output_dir / name).exists() for name in (RUN_FILE, *_BEGUN)) or not any(output_dir.iterdir()):
         return
     raise RunFolderError(f"{str(output_dir)!r} is not the folder of a run: it has no {RUN_FILE}")
@@ -43,15 +48,28 @@ def watch_run(output_dir: Path, *, every_s: float, once: bool) -> Iterator[RunLo
 
     Raises:
         RunFolderError: the folder is not one of a run, or its run.json is damaged.
+        FolderGoneError: it was removed.
     """
     check_watchable(output_dir)
     watch = RunLogWatch(output_dir)
     while True:
-        look = watch.look(time.time())
+        look = _look(watch, output_dir)
         yield look
         if once or (look is not None and look.progress.total.is_done):
             return
         time.sleep(every_s)
+
+
+def _look(watch: RunLogWatch, output_dir: Path) -> RunLook | None:
+    try:
+        look = watch.look(time.time())
+    except (OSError, RunFolderError):
+        if (output_dir / RUN_FILE).exists():
+            raise
+        look = None  # it is being removed
+    if look is None and not output_dir.is_dir():
+        raise FolderGoneError(f"{str(output_dir)!r} is gone: it was removed or renamed while it was watched")
+    return look
 
 
 def print_json(output_dir: Path, out: TextIO, *, every_s: float, once: bool) -> None:

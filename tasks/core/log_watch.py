@@ -76,7 +76,13 @@ class RunLogWatch:
         }
         looks = [self._datasets[plan.name].look(plan, at_s) for plan in plans]
         run = read_run_file(self._output_dir)
-        return to_run_look(looks, self._describe_servers(looks, run), at_s=at_s, model=find_model(run))
+        return to_run_look(
+            looks,
+            self._describe_servers(looks, run),
+            at_s=at_s,
+            model=find_model(run),
+            begun_s=find_begin(run),
+        )
 
     def _describe_servers(
         self, looks: Sequence["DatasetLook"], run: Mapping[str, Any]
@@ -137,6 +143,14 @@ def find_model(run: Mapping[str, Any]) -> str:
     return model if model.count("/") < 2 else Path(model).name
 
 
+def find_begin(run: Mapping[str, Any]) -> float | None:
+    """When the run was last begun or gone on with, by its run.json; seconds since 1970."""
+    try:
+        return parse_time(str(run.get("updated_at") or run.get("created_at") or ""))
+    except (ValueError, OverflowError):
+        return None
+
+
 def to_run_look(
     looks: Sequence[DatasetLook],
     servers: Sequence[ServerActivity],
@@ -144,8 +158,9 @@ def to_run_look(
     at_s: float,
     model: str = "",
     ended: bool = False,
+    begun_s: float | None = None,
 ) -> RunLook:
-    """The datasets together; with `ended`, none is generated any more."""
+    """The datasets together; with `ended`, none is generated any more. The run last began at `begun_s`."""
     stats, idle_s = [one.stats for one in looks], [one.idle_s for one in looks]
     pace = measure_pace(stats)
     now_s = max((one.now_s for one in looks), default=at_s)
@@ -155,7 +170,9 @@ def to_run_look(
         stats=tuple(stats),
         idle_s=tuple(idle_s),
         servers=tuple(servers),
-        problems=find_problems(stats, now_s=now_s, idle_s=idle_s, pace=pace, ended=ended, servers=servers),
+        problems=find_problems(
+            stats, now_s=now_s, idle_s=idle_s, pace=pace, ended=ended, servers=servers, begun_s=begun_s
+        ),
         model=model,
     )
 

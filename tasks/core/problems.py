@@ -26,6 +26,7 @@ from tasks.core.times import format_ago, format_duration, format_moment, format_
 
 _PAUSED_S = 900.0  # all pauses together
 _SILENT_ALONE = 2
+_FIRST_ANSWER_S = 1800.0  # a long prompt and a long answer take minutes
 _TOLD_WHY = "its log (the terminal, or its page in the Prefect UI) says why"
 
 
@@ -49,6 +50,7 @@ def find_problems(
     pace: Pace | None = None,
     ended: bool = False,
     servers: Sequence[ServerActivity] = (),
+    begun_s: float | None = None,
 ) -> Problems:
     """A sentence for each; a dataset that is not done is none while the run goes on.
 
@@ -59,6 +61,7 @@ def find_problems(
         pace: of the datasets together, where it is known already.
         ended: nothing generates any more; otherwise a run is at work while answers come.
         servers: what those of this run did in the last minutes, where that is known.
+        begun_s: when the run last began, where that is known.
     """
     idle_s = find_idle(stats, now_s=now_s) if idle_s is None else idle_s
     running = is_running(idle_s, ended=ended)
@@ -68,6 +71,8 @@ def find_problems(
     found += _find_stop(stats, idle_s, now_s=now_s, ended=ended, has_fallen=has_fallen)
     if running and any(one.status == "incomplete" for one in stats):
         found += [Problem(SERVER, text) for text in find_server_problems(servers)]
+    if begun_s is not None and not ended:
+        found += _find_late_start(stats, idle_s, lasted_s=now_s - begun_s)
     found += _find_events(stats, pace)
     found += [cut] if (cut := find_cut(stats)) else []
     trouble = _put_in_order([problem for problem in found if problem.rank < FIRST_NOTE])
@@ -137,6 +142,17 @@ def _find_stop(
     for one, idle in silent:
         text = f"{one.name}: {_describe_silence(one, format_duration(idle))}"
         yield Problem(STOPPED, f"{text}; {advice} it after this run", (one.name,), float(count_missing(one)))
+
+
+def _find_late_start(
+    stats: Sequence[DatasetStats], idle_s: Sequence[float | None], *, lasted_s: float
+) -> Iterator[Problem]:
+    """That nothing has come at all; it may still prepare, and its log says so."""
+    is_done = all(one.status != "incomplete" for one in stats)
+    if is_done or lasted_s < _FIRST_ANSWER_S or any(idle is not None for idle in idle_s):
+        return
+    text = f"no answer yet, {format_duration(lasted_s)} after the run began"
+    yield Problem(STOPPED, f"{text}; {_TOLD_WHY}. If it is not running, run the same command again")
 
 
 def _describe_silence(stats: DatasetStats, lasted: str) -> str:

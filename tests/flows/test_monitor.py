@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,6 +107,32 @@ def test_a_run_that_is_about_to_begin_is_waited_for(tmp_path, content):
         (tmp_path / content).write_text("")
     done = monitor(tmp_path, "--once")
     assert (done.exit_code, "no run.json yet" in done.stdout) == (0, True)
+
+
+def test_a_file_is_refused_as_one(tmp_path):
+    """It is there, but it is no folder."""
+    (tmp_path / "file").write_text("")
+    done = monitor(tmp_path / "file")
+    assert (done.exit_code, done.stderr.rstrip().endswith("is not the folder of a run: it is a file")) == (
+        2,
+        True,
+    )
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_folder_that_is_removed_ends_it(tmp_path, has_run):
+    """Exit 1 and one line, whatever was in it; it used to wait for ever."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if has_run:
+        start_run(folder, a=1000)
+    argv = [*DRAFTMILL, "monitor", str(folder), "--json", "--every", "0.2"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        shutil.rmtree(folder)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert said == f"draftmill: {str(folder)!r} is gone: it was removed or renamed while it was watched\n"
 
 
 def show(folder, *, width=80, height=24, after_s=0.0, is_cut=True, **changes):

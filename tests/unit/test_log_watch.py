@@ -41,9 +41,9 @@ def refusal(name, reason="http_500", *, stage="generate", permanent=False, where
     return Rejected(name, reason, "why", permanent=permanent, stage=stage, where=where).to_line()
 
 
-def start_run(folder, **plans):
+def start_run(folder, *, now="now", **plans):
     """A run.json with datasets; those of `plans` in details only where they have begun."""
-    update_run_file(folder, fingerprint={}, details={"datasets": plans or {"d": PLAN}}, now="now")
+    update_run_file(folder, fingerprint={}, details={"datasets": plans or {"d": PLAN}}, now=now)
 
 
 def write(folder, *lines, name="raw_responses.jsonl", mode="ab"):
@@ -198,6 +198,21 @@ def test_a_dataset_without_an_answer_for_minutes_has_stopped(tmp_path):
     assert watch.look(NOW_S + SILENT_S + 1).progress.total.tokens_per_s == 0
     expected = "the run stopped at Jan 15 08:00 UTC, 5 min ago, with 1 of 2 datasets not done; "
     assert [text.startswith(expected) for text in look.problems.trouble] == [True]
+
+
+def test_a_run_without_an_answer_for_half_an_hour_is_in_trouble(tmp_path):
+    """From when it was last begun; one answer, or a run.json without a time, and nothing is said."""
+    start_run(tmp_path, now="2027-01-15T07:00:00Z")
+    start_run(tmp_path, now="2027-01-15T08:00:00+00:00")
+    watch = RunLogWatch(tmp_path)
+    assert watch.look(NOW_S + 1799).problems.trouble == []
+    [text] = watch.look(NOW_S + 1800).problems.trouble
+    assert text.startswith("no answer yet, 30 min after the run began; its log (")
+    write(tmp_path / "d", answer("a", at_s=NOW_S + 1800))
+    assert watch.look(NOW_S + 1801).problems.trouble == []
+    (tmp_path / "d" / "raw_responses.jsonl").unlink()
+    start_run(tmp_path)
+    assert watch.look(NOW_S + 9000).problems.trouble == []
 
 
 def test_the_end_is_known_between_two_datasets(tmp_path):
