@@ -13,6 +13,7 @@ from tasks.core.masks import SEQUENCES
 from tasks.core.records import Response
 
 _IDS = ("input_ids", "output_ids")
+_BOM = b"\xef\xbb\xbf"  # simdjson passes it over
 
 
 class ResponseReader:
@@ -32,6 +33,8 @@ class ResponseReader:
 
     def _parse(self, line: bytes) -> dict[str, Any] | None:
         """None for what only the other parser reads, or explains. No part of a document may outlive this."""
+        if line.startswith(_BOM):
+            return None
         try:
             return _to_row(self._parser.parse(line))
         except (ValueError, TypeError, RuntimeError, AttributeError):

@@ -79,6 +79,13 @@ def test_a_line_that_is_no_row_is_refused_in_the_same_words(line):
     assert response.output_ids.dtype == np.int64
 
 
+def test_a_line_with_a_byte_order_mark_is_damaged():
+    """As it is to the run and to the statistics."""
+    row = {"id": "a", "input_ids": [1], "output_ids": [2], "prompt_tokens": 1, "completion_tokens": 1}
+    with pytest.raises(RecordError, match="BOM"):
+        ResponseReader().read(b"\xef\xbb\xbf" + orjson.dumps(row))
+
+
 def test_of_a_name_that_is_there_twice_both_take_the_last():
     """As every reader of ours does."""
     line = (
