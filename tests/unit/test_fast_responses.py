@@ -79,6 +79,25 @@ def test_a_line_that_is_no_row_is_refused_in_the_same_words(line):
     assert response.output_ids.dtype == np.int64
 
 
+@pytest.mark.parametrize("odd", [b"true", b"false", b" true ", b"\t" * 20 + b"true" + b" " * 20])
+@pytest.mark.parametrize("before", [b"", b"7,", b"0,7,"])
+@pytest.mark.parametrize("behind", [b"", b",1"])
+def test_true_is_no_token_id(odd, before, behind):
+    """However it is spaced, and wherever it stands."""
+    ids = before + odd + behind
+    line = b'{"id":"a","input_ids":[5],"output_ids":[%s],"prompt_tokens":1,"completion_tokens":%d}'
+    line %= (ids, ids.count(b",") + 1)
+    assert describe(ResponseReader().read, line) == describe(Response.from_line, line) == "not_token_ids"
+
+
+def test_a_text_that_says_true_costs_nothing():
+    """Its row is read the fast way."""
+    row = {"id": "a", "input_ids": [1], "output_ids": [0], "prompt_tokens": 1, "completion_tokens": 1}
+    text = "true or false, x=true; f(true) is False, null"
+    response = ResponseReader().read(orjson.dumps(row | {"text": text, "meta": {"kept": True}}))
+    assert isinstance(response.output_ids, np.ndarray)
+
+
 def test_a_line_with_a_byte_order_mark_is_damaged():
     """As it is to the run and to the statistics."""
     row = {"id": "a", "input_ids": [1], "output_ids": [2], "prompt_tokens": 1, "completion_tokens": 1}

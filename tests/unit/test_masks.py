@@ -55,7 +55,7 @@ def test_missing_ids_are_refused(missing):
     assert caught.value.reason == "no_ids"
 
 
-@pytest.mark.parametrize("bad", [2**31, -1, 1.5, "7", None])
+@pytest.mark.parametrize("bad", [2**31, -1, 1.5, "7", None, True, False])
 @pytest.mark.parametrize("field", ["input_ids", "output_ids"])
 def test_what_is_no_token_id_is_refused(bad, field):
     """Nothing is rounded, wrapped or parsed into an id."""
