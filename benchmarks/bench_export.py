@@ -3,8 +3,8 @@
 Ten datasets with the lengths of the catalog's, ids as frequent as words are (Zipf) over 163,840; one is a
 quarter of several turns and one is trajectories. Each step runs in a process of its own.
 
-On 2 cores that nothing else uses, three runs: parsing 3.7 to 4.1 s, the export 9.0 to 9.6 s (16 s of CPU),
-2.3 to 2.5 times as long, and 380 MiB in two processes. Where others use the cores too, the ratio says
+On 2 cores that nothing else uses, six runs: parsing 3.7 to 4.1 s, the export 9.0 to 10.2 s (16 to 18 s of
+CPU), 2.3 to 2.6 times as long, and 380 MiB in two processes. Where others use the cores too, the ratio says
 little: the parsing needs one, the export both.
 
 Usage: python benchmarks/bench_export.py [--quick] [--folder FOLDER]
