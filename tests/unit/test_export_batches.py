@@ -116,3 +116,24 @@ def test_what_the_reader_cannot_read_is_named_as_ever(tmp_path, apart, what):
         export(tmp_path, [source], decontaminate=[path])
     assert not (tmp_path / "export").exists()
     assert find_workers(os.getpid()) == []
+
+
+def test_an_export_that_fails_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    """Its files are thrown away: gigabytes that are written out first would only delay the error."""
+    source = dataset(tmp_path, [response(f"r{n}") for n in range(9)])
+    write, synced = ParquetSink.write, []
+
+    def fail_early(self, batch):
+        if batch.ids[0] == "r1":
+            fill_disk()
+        write(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSink, "write", fail_early)
+        patch.setattr(os, "fsync", synced.append)
+        with pytest.raises(OSError, match="No space left"):
+            export(tmp_path, [source], formats=FORMATS[:3], tokens_per_group=1)
+        assert synced == []
+        patch.setattr(ParquetSink, "write", write)
+        export(tmp_path, [source], formats=FORMATS[:3], tokens_per_group=1)
+    assert len(synced) > len(FORMATS[:3])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.export.files import FileEntry, HashedFile, RowBatch, write_file
+from tasks.core.export.files import FileEntry, HashedFile, RowBatch, WriterFile, write_file
 from tasks.core.export.parquet import to_lists
 from tasks.core.files import dump_json
 from tasks.core.split import SPLITS, Split
@@ -30,7 +30,7 @@ class ArrowSink:
         (folder / "arrow").mkdir()
         self._folder = folder
         self._tokens_per_shard = tokens_per_shard
-        self._open: dict[Split, _Shard] = {}
+        self._open: dict[Split, WriterFile] = {}
         self._files: dict[Split, list[FileEntry]] = {split: [] for split in SPLITS}
 
     def write(self, batch: RowBatch) -> None:
@@ -41,7 +41,7 @@ class ArrowSink:
             shard = None
         if shard is None:
             shard = self._open[batch.split] = self._start(batch.split)
-        shard.write(batch)
+        shard.write(batch, _to_record_batch(batch))
 
     def finish(self) -> list[FileEntry]:
         """Close all files, name them by their number, and describe them, train before eval."""
@@ -55,14 +55,15 @@ class ArrowSink:
             with contextlib.suppress(OSError):
                 shard.close()
 
-    def _start(self, split: Split) -> "_Shard":
+    def _start(self, split: Split) -> WriterFile:
         (self._folder / "arrow" / split).mkdir(exist_ok=True)
         number = len(self._files[split])
-        return _Shard(self._folder, FileEntry(f"arrow/{split}/data-{number:05d}.arrow", "arrow", split))
+        entry = FileEntry(f"arrow/{split}/data-{number:05d}.arrow", "arrow", split)
+        return WriterFile(self._folder, entry, _open_writer)
 
     def _close(self, split: Split) -> None:
         shard = self._open.pop(split)
-        shard.close()
+        shard.finish()
         self._files[split].append(shard.entry)
 
     def _seal(self, split: Split) -> list[FileEntry]:
@@ -79,28 +80,17 @@ class ArrowSink:
         ]
 
 
-class _Shard:
-    """One Arrow stream that is being written."""
+def _open_writer(file: HashedFile) -> Any:
+    return pa.ipc.new_stream(file, SCHEMA)
 
-    def __init__(self, folder: Path, entry: FileEntry) -> None:
-        self.entry = entry
-        self._file = HashedFile(folder, entry)
-        self._writer = pa.ipc.new_stream(self._file, SCHEMA)
 
-    def write(self, batch: RowBatch) -> None:
-        columns = [
-            to_lists(batch.offsets, batch.input_ids),
-            to_lists(batch.offsets, batch.loss_mask),
-            pa.array(np.diff(batch.offsets).astype(np.int64)),
-        ]
-        self._writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
-        self.entry.count(batch)
-
-    def close(self) -> None:
-        try:
-            self._writer.close()
-        finally:
-            self._file.close()
+def _to_record_batch(batch: RowBatch) -> Any:
+    columns = [
+        to_lists(batch.offsets, batch.input_ids),
+        to_lists(batch.offsets, batch.loss_mask),
+        pa.array(np.diff(batch.offsets).astype(np.int64)),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)
 
 
 def _list_of(dtype: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class ConversationSink:
         """Close all files, measure, and describe the files, train before eval."""
         files = [self._open[split] for split in SPLITS if split in self._open]
         for file in files:
-            file.close()
+            file.finish()
         rows = sum(file.entry.rows for file in files)
         self.description = {"rows": rows, **_measure(self._sample.rows, self._retokenizer)}
         return [file.entry for file in files]

@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -143,7 +143,7 @@ class Sink(Protocol):
         """Write the next rows."""
 
     def finish(self) -> list[FileEntry]:
-        """Close all files and describe them, in a fixed order."""
+        """Finish all files and describe them, in a fixed order."""
 
     def close(self) -> None:
         """Let go of the files."""
@@ -176,15 +176,23 @@ class HashedFile(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Close it, once; it is on the disk then, and nobody has to wait for all files at the end."""
+        """Close it, once."""
         if not self.closed:
             try:
-                with self._named_errors(), self._file:
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
+                with self._named_errors():
+                    self._file.close()
                 self.entry.sha256 = self._hash.hexdigest()
             finally:
                 super().close()
+
+    def finish(self) -> None:
+        """Close a file that is whole; it is on the disk then, and nobody has to wait for all at the end."""
+        try:
+            with self._named_errors():
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self.close()
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -193,6 +201,36 @@ class HashedFile(io.RawIOBase):
             yield
         except OSError as exc:
             raise OSError(exc.errno, exc.strerror, self._file.name) from exc
+
+
+class WriterFile:
+    """A file that a writer of pyarrow's fills; `open_writer` takes the file."""
+
+    def __init__(self, folder: Path, entry: FileEntry, open_writer: Callable[[HashedFile], Any]) -> None:
+        self.entry = entry
+        self._file = HashedFile(folder, entry)
+        self._writer = open_writer(self._file)
+
+    def write(self, batch: RowBatch, record_batch: Any, **options: Any) -> None:
+        """Write the rows of a batch, as the format has them."""
+        self._writer.write_batch(record_batch, **options)
+        self.entry.count(batch)
+
+    def finish(self) -> None:
+        """Write the file's end and close it; it is on the disk then."""
+        try:
+            self._writer.close()
+        except BaseException:
+            self._file.close()
+            raise
+        self._file.finish()
+
+    def close(self) -> None:
+        """Let go of it."""
+        try:
+            self._writer.close()
+        finally:
+            self._file.close()
 
 
 def write_file(folder: Path, entry: FileEntry, data: bytes) -> FileEntry:

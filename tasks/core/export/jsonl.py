@@ -40,7 +40,7 @@ class JsonlSink:
         """Close all files and describe them, train before eval."""
         files = [self._open[split] for split in SPLITS if split in self._open]
         for file in files:
-            file.close()
+            file.finish()
         return [file.entry for file in files]
 
     def close(self) -> None:

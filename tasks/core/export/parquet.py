@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.core.export.files import ExportError, FileEntry, HashedFile, RowBatch
+from tasks.core.export.files import ExportError, FileEntry, HashedFile, RowBatch, WriterFile
 from tasks.core.split import SPLITS, Split
 
 # Measured on ids as frequent as words are, in bytes and ns of CPU a token: plain 2.54 and 20, in a dictionary
@@ -48,7 +48,7 @@ class ParquetSink:
         (folder / "data").mkdir()
         self._folder = folder
         self._rows_per_file = rows_per_file
-        self._open: dict[Split, _ParquetFile] = {}
+        self._open: dict[Split, WriterFile] = {}
         self._files: list[FileEntry] = []
 
     def write(self, batch: RowBatch) -> None:
@@ -56,9 +56,9 @@ class ParquetSink:
         if batch.split not in self._open:
             number = sum(entry.split == batch.split for entry in self._files)
             entry = FileEntry(f"data/{batch.split}-{number:05d}.parquet", "parquet", batch.split)
-            self._open[batch.split] = _ParquetFile(self._folder, entry)
+            self._open[batch.split] = WriterFile(self._folder, entry, _open_writer)
         file = self._open[batch.split]
-        file.write(batch)
+        file.write(batch, _to_record_batch(batch), row_group_size=batch.n_rows)
         if file.entry.rows == self._rows_per_file:
             self._close(batch.split)
 
@@ -81,7 +81,7 @@ class ParquetSink:
 
     def _close(self, split: Split) -> None:
         file = self._open.pop(split)
-        file.close()
+        file.finish()
         check_parquet(self._folder, file.entry)
         self._files.append(file.entry)
 
@@ -121,29 +121,14 @@ def _read_groups(path: Path, metadata: Any) -> Iterator[Any]:
             yield one.result()
 
 
-class _ParquetFile:
-    """One Parquet file that is being written."""
-
-    def __init__(self, folder: Path, entry: FileEntry) -> None:
-        self.entry = entry
-        self._file = HashedFile(folder, entry)
-        self._writer = pq.ParquetWriter(
-            self._file,
-            SCHEMA,
-            compression="zstd",
-            use_dictionary=_DICTIONARY_COLUMNS,
-            column_encoding=_ENCODINGS,
-        )
-
-    def write(self, batch: RowBatch) -> None:
-        self._writer.write_batch(_to_record_batch(batch), row_group_size=batch.n_rows)
-        self.entry.count(batch)
-
-    def close(self) -> None:
-        try:
-            self._writer.close()
-        finally:
-            self._file.close()
+def _open_writer(file: HashedFile) -> Any:
+    return pq.ParquetWriter(
+        file,
+        SCHEMA,
+        compression="zstd",
+        use_dictionary=_DICTIONARY_COLUMNS,
+        column_encoding=_ENCODINGS,
+    )
 
 
 def to_lists(offsets: np.ndarray, values: np.ndarray) -> Any:
