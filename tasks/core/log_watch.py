@@ -26,7 +26,7 @@ from tasks.core.run_progress import (
     State,
     estimate_left_tokens,
 )
-from tasks.core.run_stats import describe_dataset, read_plans
+from tasks.core.run_stats import describe_dataset, list_plans
 from tasks.core.stats import DatasetPlan, DatasetStats, parse_time
 from tasks.core.stats_scan import DatasetScan
 
@@ -69,13 +69,13 @@ class RunLogWatch:
         if not (self._output_dir / RUN_FILE).exists():
             self._datasets.clear()
             return None
-        plans = read_plans(self._output_dir)
+        run = read_run_file(self._output_dir)
+        plans = list_plans(self._output_dir, run)
         self._datasets = {
             plan.name: self._datasets.get(plan.name) or _DatasetLogWatch(self._output_dir / plan.name)
             for plan in plans
         }
         looks = [self._datasets[plan.name].look(plan, at_s) for plan in plans]
-        run = read_run_file(self._output_dir)
         return to_run_look(
             looks,
             self._describe_servers(looks, run),

@@ -21,7 +21,15 @@ def read_plans(output_dir: Path) -> list[DatasetPlan]:
     Raises:
         RunFolderError: the folder is not one of a run, or its run.json is damaged.
     """
-    run = read_run_file(output_dir)
+    return list_plans(output_dir, read_run_file(output_dir))
+
+
+def list_plans(output_dir: Path, run: dict[str, Any]) -> list[DatasetPlan]:
+    """The same of a run.json that was read.
+
+    Raises:
+        RunFolderError: as read_plans.
+    """
     begun = run.get("details", {}).get("datasets", {})
     planned = run.get("details", {}).get("plans", {})  # by the last run, before any of them begins
     if not begun and not planned:
