@@ -18,7 +18,7 @@ import numpy as np
 
 from tasks.core.sources import MalformedRow, SourceError, iter_rows, resolve_source
 from tasks.core.sources.hash_cache import hash_file
-from tasks.core.sources.readers import expected_files, suffix_of
+from tasks.core.sources.readers import KINDS, suffix_of
 
 NGRAM_WORDS = 13
 _WORD = re.compile(r"\w+")
@@ -26,7 +26,7 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 _NONE = np.empty(0, np.uint64)
-_KINDS = "expected a .txt file (a record a line), .jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"
+_EXPECTED = f"expected a .txt file (a record a line), {KINDS}"
 
 
 class EvalSetError(ValueError):
@@ -139,7 +139,7 @@ def _hash(path: Path) -> str:
     if not path.is_file():
         raise EvalSetError(f"decontaminate: there is no file {str(path)!r}; correct the path or leave it out")
     if not _has_lines_of_text(path) and suffix_of(path.name) is None:
-        raise EvalSetError(f"decontaminate: {str(path)!r} is a file of another kind; {_KINDS}")
+        raise EvalSetError(f"decontaminate: {str(path)!r} is a file of another kind; {_EXPECTED}")
     if not path.stat().st_size:  # at once: what else protects nothing is found by reading it, at the export
         raise EvalSetError(_explain_useless(path, EvalFile(path.name, "")))
     try:
@@ -191,6 +191,8 @@ def _read_records(path: Path) -> Iterator[Any]:
                     "for what it holds would stay in the data"
                 )
             yield row.row
-    except (OSError, UnicodeDecodeError, SourceError) as exc:
-        why = str(exc).replace(expected_files(), _KINDS)  # a folder or a glob is no evaluation set
-        raise EvalSetError(f"decontaminate: {str(path)!r} cannot be read: {why}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise EvalSetError(f"decontaminate: {str(path)!r} cannot be read: {exc}") from exc
+    except SourceError as exc:
+        text = "plain text, a record a line, is read from a .txt file"
+        raise EvalSetError(f"decontaminate: {str(path)!r} cannot be read: {exc}; {text}") from exc

@@ -139,7 +139,7 @@ def test_a_row_whose_words_are_not_known_is_left_out_and_counted(tmp_path):
         ),
         ("set.txt", "\n", "protects nothing: it has 0 records"),
         ("set.csv", WORDS, "is a file of another kind; expected a .txt file"),
-        ("set.jsonl", WORDS, "not JSON Lines.*expected a .txt file"),
+        ("set.jsonl", WORDS, "not JSON Lines.*plain text, a record a line, is read from a .txt file"),
         ("set", None, "'.*set' is a folder; name a file in it"),
     ],
 )

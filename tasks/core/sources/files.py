@@ -12,9 +12,10 @@ from pathlib import Path
 import orjson
 
 from tasks.core.sources.hash_cache import HashCache, hash_file, look_at
-from tasks.core.sources.readers import DataFile, expected_files, suffix_of
+from tasks.core.sources.readers import KINDS, DataFile, suffix_of
 from tasks.core.sources.rows import SourceError
 
+_EXPECTED = f"expected a file, folder or glob of {KINDS}"
 _BUFFER_BYTES = 1 << 18  # the default, 8 KiB, is a call of the system for every other row
 
 
@@ -31,7 +32,7 @@ def find_files(source: str, *, base: Path) -> list[Path]:
         SourceError: nothing was found, or nothing of a supported kind.
     """
     if not source.strip():
-        raise SourceError(f"source {source!r} is empty; {expected_files()}")
+        raise SourceError(f"source {source!r} is empty; {_EXPECTED}")
     path = base / Path(source).expanduser()
     if path.is_file():
         found = [path]
@@ -44,10 +45,8 @@ def find_files(source: str, *, base: Path) -> list[Path]:
         return usable
     if found:
         names = ", ".join(file.name for file in found[:3])
-        raise SourceError(
-            f"source {source!r}: {path} has no supported file (it has {names}); {expected_files()}"
-        )
-    raise SourceError(f"source {source!r}: no file found at {path}; {expected_files()}")
+        raise SourceError(f"source {source!r}: {path} has no supported file (it has {names}); {_EXPECTED}")
+    raise SourceError(f"source {source!r}: no file found at {path}; {_EXPECTED}")
 
 
 def to_data_files(paths: Sequence[Path]) -> list[DataFile]:

@@ -30,6 +30,7 @@ SUPPORTED = (
     ".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson", ".ndjson.gz", ".ndjson.zst",
     ".json", ".json.gz", ".json.zst", ".parquet",
 )  # fmt: skip
+KINDS = ".jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"  # the same for a message
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 256
@@ -92,11 +93,6 @@ class SeenRows:
             raise SourceError(f"{file.place}: not one usable row; {what}")
 
 
-def expected_files() -> str:
-    """What a source may be, for messages."""
-    return "expected a file, folder or glob of .jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"
-
-
 def suffix_of(name: str) -> str | None:
     """The supported suffix that a file's name ends with."""
     return next((suffix for suffix in SUPPORTED if name.lower().endswith(suffix)), None)
@@ -154,7 +150,7 @@ def _explain_no_lines(held: Sequence[MalformedRow]) -> str:
         return f"{_OVER_LINES} {start}"
     return (
         f"not JSON Lines: no JSON in its first {f'{len(held)} lines' if many else 'line'} {start}; "
-        f"{expected_files()}, and a JSON array only in a .json file"
+        f"expected {KINDS}, and a JSON array only in a .json file"
     )
 
 
@@ -190,7 +186,7 @@ def open_stream(file: DataFile) -> Iterator[BinaryIO]:
 def _read_any(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
     suffix = suffix_of(file.name)
     if suffix is None:
-        raise SourceError(f"{file.place}: unsupported file; {expected_files()}")
+        raise SourceError(f"{file.place}: unsupported file; expected {KINDS}")
     if suffix == ".parquet":
         return _read_parquet(file)
     if suffix.startswith(".json") and not suffix.startswith(".jsonl") and _starts_as_array(file):
