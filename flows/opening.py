@@ -87,6 +87,7 @@ def to_warm_up_rules(parameters: RunParameters, base_urls: Sequence[str]) -> War
         tokenizer=tokenizer,
         revision=parameters.target.revision,
         trust_remote_code=parameters.target.trust_remote_code,
+        tool_calls_as_text=parameters.target.tool_calls_as_text,
         sampling=parameters.sampling.model_dump(),
         lanes=to_lanes(parameters),
         seed=parameters.seed,

@@ -70,6 +70,9 @@ class Target(_Section):
     """Revision of the model on the Hub."""
     trust_remote_code: bool = False
     """Run the tokenizer's own Python code (Kimi's needs it); only for models you trust."""
+    tool_calls_as_text: bool = False
+    """Where the chat template shows no tool calls, write those in a prompt's history as text, in a form that
+    is not the model's own; without it such prompts are refused."""
 
 
 class Server(_Section):

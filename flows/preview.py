@@ -54,6 +54,7 @@ def preview_datasets(parameters: RunParameters, rules: PreviewRules, console: Co
         target, context_length = _load_target(parameters, name)
     previewer = Previewer(
         target,
+        calls_as_text=parameters.target.tool_calls_as_text,
         lanes=to_lanes(parameters),
         long_prompt_tokens=parameters.lanes.long_prompt_tokens,
         context_length=context_length,

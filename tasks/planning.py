@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.core.call_style import has_calls
 from tasks.core.prepare import PrepareOptions, read_report
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError
@@ -110,8 +111,10 @@ def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRende
     else:
         lengths = [_measure(prompt, trajectories) for prompt in prompts]
     refusals = [f"{one.reason}: {one.detail}" for one in lengths if isinstance(one, RenderError)]
+    calls = is_generated and any(has_calls(one.messages) for one in sample.prompts)
+    loses_calls = calls and renderer.refuses_calls
     problem = None
-    if len(refusals) == len(lengths) and sample.is_whole:
+    if len(refusals) == len(lengths) and sample.is_whole and not loses_calls:
         why = refusals[0] if refusals else "the adapter rejects all" if sample.rows else name_empty(source)
         problem = f"no row gives a prompt ({why}); check its source {work.source}"
     dataset = SampledDataset(
@@ -122,6 +125,7 @@ def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRende
         refused=len(refusals),
         refusal=next(iter(refusals), None),
         hides_tools=any(one.tools and not renderer.shows_tools(one.messages) for one in sample.prompts),
+        loses_calls=loses_calls,
         problem=problem,
     )
     per_row = len(prompts) / len(sample.prompts) if sample.prompts else 1.0

@@ -49,7 +49,8 @@ class SampledDataset:
     `chat_template_kwargs` are those of its first prompt, `own_kwargs` those of its settings alone and
     `rows_kwargs` those of any row. `refused` is how many prompts cannot be rendered, the first for `refusal`;
     those of finished conversations cannot be shown to be what the target saw. `hides_tools` where a prompt
-    has tools that the template ignores.
+    has tools that the template ignores, `loses_calls` where one that is to be answered has
+    tool calls that cannot be rendered.
     """
 
     name: str
@@ -60,6 +61,7 @@ class SampledDataset:
     refused: int = 0
     refusal: str | None = None
     hides_tools: bool = False
+    loses_calls: bool = False
     is_generated: bool = True
     problem: str | None = None
 

@@ -20,10 +20,21 @@ def check_tools(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
         )
 
 
+def check_tool_calls(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
+    """Histories with tool calls that the template cannot show: the model would see another model's format."""
+    if names := [one.name for one in datasets if one.loses_calls]:
+        yield Finding(
+            "refusal",
+            f"the chat template shows no tool calls, which the prompts of {_quote(names)} have; take the "
+            "template of a model that calls tools, or leave these datasets out, or set "
+            "target.tool_calls_as_text: true to have calls written as text, not in a form of the model's own",
+        )
+
+
 def check_refused(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
     """First prompts that cannot be rendered, be it some or all; one problem is enough of a dataset."""
     for one in datasets:
-        if one.refused and one.problem is None:
+        if one.refused and one.problem is None and not one.loses_calls:
             what = "prompts" if one.is_generated else "conversations"
             yield Finding(
                 "warning",

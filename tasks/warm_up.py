@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ from tasks.preflight import (
 )
 from tasks.probing import explain_misconfigured, measuring_prompt, probe_server
 from tasks.session import Session
-from tasks.template_checks import check_refused, check_template_kwargs, check_tools
+from tasks.template_checks import check_refused, check_template_kwargs, check_tool_calls, check_tools
 from tasks.turn import ProcessTurn, Turn
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ class WarmUpRules:
     tokenizer: str | None
     revision: str | None
     trust_remote_code: bool
+    tool_calls_as_text: bool
     sampling: Mapping[str, Any]
     lanes: Sequence[Lane]
     seed: int
@@ -98,7 +99,6 @@ class WarmUpRules:
     ready_timeout_s: float = 120.0
     request_timeout_s: float = 3600.0
     stall_timeout_s: float = STALL_TIMEOUT_S
-    extra_fingerprint: Mapping[str, Any] = field(default_factory=dict)
 
 
 @task(name="warm-up-server", cache_policy=NO_CACHE, persist_result=False)
@@ -180,7 +180,7 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
         stall_timeout_s=rules.stall_timeout_s,
     )
     try:
-        renderer = Renderer(target)
+        renderer = Renderer(target, calls_as_text=rules.tool_calls_as_text)
         opening = _Opening(rules, servers, target, renderer, pool, context_length)
         report = await opening.check(findings, count_rows)
     except BaseException:
@@ -254,6 +254,7 @@ class _Opening:
             check_special_tokens(self.target),
             *check_draft_vocab(rules.draft_vocab_size, self.target.vocab_size, formats=rules.export_formats),
             *check_tools(datasets),
+            *check_tool_calls(datasets),
             *check_refused(datasets),
             *check_template_kwargs(find_template_names(self.target.tokenizer), datasets, begun=begun),
             *(check_context(self.context_length, lanes) if self.servers else ()),
@@ -367,7 +368,6 @@ def known_fingerprint(rules: WarmUpRules) -> dict[str, Any]:
         "sampling": dict(rules.sampling),
         "max_new_tokens": {lane.name: lane.max_new_tokens for lane in rules.lanes},
         "seed": rules.seed,
-        **rules.extra_fingerprint,
     }
 
 

@@ -1,4 +1,4 @@
-"""Chat templates in three common styles, and small real tokenizers of three kinds to render them with."""
+"""Chat templates in five common styles, and small real tokenizers of three kinds to render them with."""
 
 import json
 
@@ -65,7 +65,28 @@ THINKING = r"""{%- set ns = namespace(user=-1) %}
 {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}
 {%- endif %}"""
 
-STYLES = {"chatml": CHATML, "llama3": LLAMA3, "thinking": THINKING}
+_CALLS = CHATML[CHATML.index("{%- for call") : CHATML.index("<|im_end|>\n{% endfor %}\n{%- if add")]
+
+# As Kimi K2's: a call by its id, which has the function's name in it, never by the name.
+KIMI = CHATML.replace(
+    _CALLS,
+    """{%- for call in m.tool_calls or [] %}<tool_call>{{ call.id }}<args>
+{{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson -}}
+</tool_call>{% endfor %}""",
+).replace(
+    "{{ m.content }}", "{{ '## Return of ' ~ m.tool_call_id ~ '\n' if m.role == 'tool' }}{{ m.content }}"
+)
+
+# As DeepSeek's: the text of a call's arguments is put between other texts, which an object cannot be.
+DEEPSEEK = CHATML.replace(
+    _CALLS,
+    """{%- for call in m.tool_calls or [] %}
+{{- '<tool_call>' + call.type + '<sep>' + call.function.name }}
+{{- '\n' + call.function.arguments + '</tool_call>' }}
+{%- endfor %}""",
+)
+
+STYLES = {"chatml": CHATML, "llama3": LLAMA3, "thinking": THINKING, "kimi": KIMI, "deepseek": DEEPSEEK}
 
 _CORPUS = [
     "the quick brown fox jumps over the lazy dog.\n\nwrite a function that adds two numbers",
@@ -80,7 +101,7 @@ def expected_answer(style, message):
     content, thought = message["content"], message.get("reasoning_content")
     if style == "llama3":
         return content.strip() + "<|eot_id|>"
-    calls = [_expected_call(one["function"]) for one in message.get("tool_calls") or []]
+    calls = [_expected_call(style, one) for one in message.get("tool_calls") or []]
     if style == "thinking":
         thought = f"<think>\n{thought.strip(chr(10))}\n</think>\n\n" if thought else ""
         called = "\n" * bool(content and calls) + "\n".join(calls)
@@ -88,9 +109,13 @@ def expected_answer(style, message):
     return content + "".join(calls) + "<|im_end|>"
 
 
-def _expected_call(function):
-    arguments = function["arguments"]
+def _expected_call(style, call):
+    function, arguments = call["function"], call["function"]["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if style == "kimi":
+        return f"<tool_call>{call['id']}<args>{text}</tool_call>"
+    if style == "deepseek":
+        return f"<tool_call>function<sep>{function['name']}\n{text}</tool_call>"
     return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {text}}}\n</tool_call>'
 
 

@@ -44,8 +44,9 @@ class Previewer:
         lanes: Sequence[Lane],
         long_prompt_tokens: int,
         context_length: int | None,
+        calls_as_text: bool = False,
     ) -> None:
-        self.renderer = Renderer(target)
+        self.renderer = Renderer(target, calls_as_text=calls_as_text)
         self._trajectories = TrajectoryRenderer(target, self.renderer)
         self._lanes = {lane.name: lane for lane in lanes}
         self._long_prompt_tokens = long_prompt_tokens

@@ -8,14 +8,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from tasks.core.call_style import ArgumentForm, CallStyle, arguments_as_text
 from tasks.core.rendering import RenderError
 from tasks.core.special_tokens import encode_plain, find_think_tokens
 from tasks.core.tokenizer import TargetTokenizer
-
-# What a template can show of a call's arguments: a text and an object, only a text, only an object.
-ArgumentForm = Literal["as_recorded", "text", "object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +28,9 @@ class StopToken:
 class TurnReader:
     """Finds what a turn recorded, and the token that ended it, in the text behind its prompt."""
 
-    def __init__(self, target: TargetTokenizer) -> None:
+    def __init__(self, target: TargetTokenizer, call_style: CallStyle | None) -> None:
         tokenizer = target.tokenizer
+        self._shows_call_ids = call_style is not None and call_style.shows_id
         self._stops = _find_stops(target)
         self._special = _find_special(tokenizer)
         think = find_think_tokens(tokenizer)
@@ -51,7 +50,7 @@ class TurnReader:
             RenderError: the answer lacks something recorded, shows what was not, or has no certain end.
         """
         self._refuse_special(message)
-        recorded_end = _find_recorded(message, answer)
+        recorded_end = _find_recorded(message, answer, shows_call_ids=self._shows_call_ids)
         self._refuse_invented_thought(message, answer)
         found = self._first_stop(answer) or self._closing_token(answer)
         if found is None:
@@ -126,8 +125,8 @@ def _prepare_call(call: Any, form: ArgumentForm) -> dict[str, Any]:
     arguments = function.get("arguments")
     if not isinstance(arguments, (str, dict)):
         raise RenderError("bad_tool_call", f"arguments are neither a text nor an object: {str(call)[:80]}")
-    if form == "text" and isinstance(arguments, dict):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+    if form == "text":
+        arguments = arguments_as_text(arguments)
     if form == "object" and isinstance(arguments, str):
         arguments = _parse_arguments(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
@@ -143,28 +142,41 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _find_recorded(message: Mapping[str, Any], answer: str) -> int:
-    """The end of what was recorded, all of which must show: the texts in this order, keys anywhere."""
+def _find_recorded(message: Mapping[str, Any], answer: str, *, shows_call_ids: bool) -> int:
+    """The end of what was recorded, all of which must show: texts in this order, keys and ids anywhere."""
     end = 0
-    for reason, text in _recorded_texts(message):
-        start = answer.find(text.strip(), end)
-        if start < 0:
-            raise RenderError(reason, f"the template does not show {text.strip()[:80]!r}")
-        end = start + len(text.strip())
+    for reason, text in (
+        ("thought_not_rendered", message.get("reasoning_content") or ""),
+        ("turn_not_rendered", message["content"]),
+    ):
+        end = _find_text(reason, text, answer, end)
     for call in message.get("tool_calls") or []:
-        arguments = call["function"]["arguments"]
-        if isinstance(arguments, dict) and (missing := [key for key in arguments if key not in answer]):
-            raise RenderError("tool_calls_not_rendered", f"the template does not show {missing[0]!r}")
+        end = _find_call(call, answer, end, shows_id=shows_call_ids)
     return end
 
 
-def _recorded_texts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "thought_not_rendered", message.get("reasoning_content") or ""
-    yield "turn_not_rendered", message["content"]
-    for call in message.get("tool_calls") or []:
-        yield "tool_calls_not_rendered", call["function"]["name"]
-        if isinstance(call["function"]["arguments"], str):
-            yield "tool_calls_not_rendered", call["function"]["arguments"]
+def _find_call(call: Mapping[str, Any], answer: str, start: int, *, shows_id: bool) -> int:
+    """The end of a call; a template that shows ids may write one before or behind the arguments."""
+    reason, arguments = "tool_calls_not_rendered", call["function"]["arguments"]
+    end = _find_text(reason, call["function"]["name"], answer, start)
+    if isinstance(arguments, str):
+        end = _find_text(reason, arguments, answer, end)
+    elif missing := [key for key in arguments if key not in answer]:
+        raise RenderError(reason, f"the template does not show {missing[0]!r}")
+    if not shows_id:
+        return end
+    if not call.get("id"):
+        raise RenderError("bad_tool_call", "a call has no id, and the chat template writes one")
+    return max(end, _find_text(reason, call["id"], answer, start))
+
+
+def _find_text(reason: str, text: str, answer: str, start: int) -> int:
+    """Where a text ends in the answer, behind `start`."""
+    text = text.strip()
+    found = answer.find(text, start)
+    if found < 0:
+        raise RenderError(reason, f"the template does not show {text[:80]!r}")
+    return found + len(text)
 
 
 def _all_texts(value: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from tasks.core.call_style import calls_as_text, find_call_style, has_calls
 from tasks.core.records import Prompt
 from tasks.core.special_tokens import encode_plain
 from tasks.core.tokenizer import TargetTokenizer
@@ -30,10 +31,11 @@ class Renderer:
     """Renders prompts with the target's own chat template; safe to use from several threads.
 
     A template that ignores `tools` or `tool_calls` without a word (SmolLM2's does) is noticed once,
-    here; the tools then go into the system text and the calls into the assistant's text.
+    here. The tools then go into the system text. Calls make a prompt an error, unless `calls_as_text` has
+    them written into the assistant's text, in a form that the model was not trained with.
     """
 
-    def __init__(self, target: TargetTokenizer) -> None:
+    def __init__(self, target: TargetTokenizer, *, calls_as_text: bool = False) -> None:
         from transformers import PreTrainedTokenizerBase as Base  # imported here: it costs seconds
 
         self._tokenizer = target.tokenizer
@@ -43,11 +45,17 @@ class Renderer:
         self._backend = _find_backend(self._tokenizer) if is_plain else None
         tools = [_probe_tool()]
         self._shows_tools = {system: self._sees(tools=tools, system=system) for system in (False, True)}
-        self.shows_tool_calls = self._sees(call=True)
+        self.call_style = find_call_style(self._try_template)
+        self._calls_as_text = calls_as_text and self.call_style is None
 
     def shows_tools(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the template shows tools with these messages; some do only in a system message's text."""
         return self._shows_tools[any(message.get("role") == "system" for message in messages)]
+
+    @property
+    def refuses_calls(self) -> bool:
+        """Whether a prompt with tool calls cannot be rendered."""
+        return self.call_style is None and not self._calls_as_text
 
     def render(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt, generation prompt included.
@@ -105,8 +113,7 @@ class Renderer:
         messages, tools = prompt.messages, prompt.tools
         if tools and not self.shows_tools(messages):
             messages, tools = _tools_as_text(messages, tools), None
-        if not self.shows_tool_calls:
-            messages = calls_as_text(messages)
+        messages = self._adapt_calls(messages)
         try:
             return self._tokenizer.apply_chat_template(
                 messages,
@@ -118,6 +125,19 @@ class Renderer:
             )
         except Exception as exc:  # a template is a program: jinja2, type, key errors, raise_exception(...)
             raise RenderError("template_error", f"the chat template refuses it: {exc}") from exc
+
+    def _adapt_calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self.call_style is not None:
+            return self.call_style.adapt(messages)
+        if self._calls_as_text:
+            return calls_as_text(messages)
+        if has_calls(messages):
+            raise RenderError(
+                "tool_calls_not_rendered",
+                "the chat template shows no tool calls; target.tool_calls_as_text: true has them written as "
+                "text, in a form that is not the model's own",
+            )
+        return messages
 
     def _check(self, ids: list[int]) -> list[int]:
         if not ids:
@@ -136,19 +156,20 @@ class Renderer:
         except RenderError as exc:
             return exc
 
-    def _sees(
-        self, *, tools: list[dict[str, Any]] | None = None, call: bool = False, system: bool = False
-    ) -> bool:
-        """Whether a probe shows in the rendered text; a template that raises counts as not showing it."""
+    def _sees(self, *, tools: list[dict[str, Any]], system: bool) -> bool:
+        """Whether a probe's tools show in the rendered text."""
         messages: list[dict[str, Any]] = [{"role": "system", "content": "be kind"}] if system else []
-        messages.append({"role": "user", "content": "hello"})
-        if call:
-            messages.append({"role": "assistant", "content": "", "tool_calls": [_probe_call()]})
+        text = self._try_template([*messages, {"role": "user", "content": "hello"}], tools=tools)
+        return text is not None and _PROBE in text
+
+    def _try_template(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None
+    ) -> str | None:
+        """The rendered text of a probe; None where the template raises."""
         try:
-            text = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+            return str(self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
         except Exception:  # noqa: BLE001  a template is a program and may raise anything; that is an answer
-            return False
-        return _PROBE in str(text)
+            return None
 
 
 def fit_max_new_tokens(prompt_tokens: int, *, max_new_tokens: int, context_length: int | None) -> int:
@@ -187,31 +208,6 @@ def _tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) 
     return [{"role": "system", "content": text}, *messages]
 
 
-def calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same messages with tool calls at the end of their content."""
-    if not any(message.get("tool_calls") for message in messages):
-        return messages
-    rewritten = []
-    for message in messages:
-        calls = message.get("tool_calls")
-        if not calls:
-            rewritten.append(message)
-            continue
-        text = "\n".join(f"<tool_call>{_function_json(call)}</tool_call>" for call in calls)
-        plain = {key: value for key, value in message.items() if key != "tool_calls"}
-        plain["content"] = f"{message.get('content') or ''}\n{text}".strip()
-        rewritten.append(plain)
-    return rewritten
-
-
-def _function_json(call: Mapping[str, Any]) -> str:
-    return json.dumps(call.get("function", call), ensure_ascii=False)
-
-
 def _probe_tool() -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"value": {"type": "string", "description": "a value"}}}
     return {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": parameters}}
-
-
-def _probe_call() -> dict[str, Any]:
-    return {"id": "call_0", "type": "function", "function": {"name": _PROBE, "arguments": {"value": "x"}}}

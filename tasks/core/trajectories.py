@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.core.recorded_turn import ArgumentForm, TurnReader, prepare_turn
+from tasks.core.call_style import has_calls
+from tasks.core.recorded_turn import TurnReader, prepare_turn
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError
 from tasks.core.tokenizer import TargetTokenizer
 
 _PROBE_THOUGHT = "draftmill_probe_thought"
-_PROBE_ARGUMENTS = '{"value":  "draftmill_probe"}'  # two blanks: JSON that is parsed and written has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class TrajectoryRenderer:
 
     def __init__(self, target: TargetTokenizer, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._reader = TurnReader(target)
-        self._arguments = self._find_argument_form()
+        style = renderer.call_style
+        self._reader = TurnReader(target, style)
+        self._arguments = "object" if style is None else style.arguments
 
     def render(self, prompt: Prompt) -> list[TrajectoryRow]:
         """The rows of a conversation that ends with a turn of the assistant, in the order of their turns.
@@ -93,17 +94,12 @@ class TrajectoryRenderer:
             raise RenderError(
                 "tools_not_rendered", "the chat template shows no tools: what it saw is unknown"
             )
-        if any(one.get("tool_calls") for one in messages) and not self._renderer.shows_tool_calls:
+        if has_calls(messages) and self._renderer.call_style is None:
             raise RenderError("tool_calls_not_rendered", "the chat template shows no tool calls")
         if any(one.get("reasoning_content") for one in messages if one.get("role") == "assistant"):
             thought = {"role": "assistant", "content": "x", "reasoning_content": _PROBE_THOUGHT}
             if not self._shows(_PROBE_THOUGHT, thought, prompt.chat_template_kwargs):
                 raise RenderError("thought_not_rendered", "the chat template shows no reasoning_content")
-
-    def _find_argument_form(self) -> ArgumentForm:
-        keeps_text = self._shows(_PROBE_ARGUMENTS, _probe_call(_PROBE_ARGUMENTS), {})
-        writes_json = self._shows('"draftmill_probe_key"', _probe_call({"draftmill_probe_key": "x"}), {})
-        return ("as_recorded" if writes_json else "text") if keeps_text else "object"
 
     def _shows(self, probe: str, message: dict[str, Any], template_kwargs: dict[str, Any]) -> bool:
         conversation = Prompt("probe", [{"role": "user", "content": "hello"}, message], None, template_kwargs)
@@ -256,8 +252,3 @@ def _find_last_stop(ids: Sequence[int], text: str, turn: _Turn) -> tuple[int, in
         except ValueError:
             return 0, 0
     return start, place
-
-
-def _probe_call(arguments: Any) -> dict[str, Any]:
-    call = {"id": "call_0", "type": "function", "function": {"name": "draftmill", "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}

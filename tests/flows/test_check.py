@@ -80,6 +80,22 @@ def test_the_speed_is_measured_and_tells_the_time(checked):
     assert "at the measured" in done.stdout
 
 
+def test_calls_that_the_template_cannot_show_are_refused(checked, tmp_path):
+    """Their own model's form would be lost; a parameter accepts that they are written as text."""
+    function = {"name": "tide", "arguments": '{"at": "Husum"}'}
+    turns = [
+        {"role": "user", "content": "tide?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "1:00"},
+    ]
+    (tmp_path / "calls.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    checked.runner.raw["datasets"] = [{"name": "c", "source": "calls.jsonl", "adapter": "messages"}]
+    _assert_refused(checked(), "'c'", "shows no tool calls", "target.tool_calls_as_text")
+    checked.runner.raw["target"]["tool_calls_as_text"] = True
+    done = checked()
+    assert done.exit_code == 0, done.output
+
+
 def test_settings_for_another_mode_are_said(checked):
     """A profile alone does not launch anything; the run can start all the same."""
     checked.runner.raw["server"] |= {"profile": "cpu", "python": "/opt/sglang/bin/python"}

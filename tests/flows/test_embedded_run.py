@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.embedded]
 @pytest.fixture
 def embedded(runner):
     """Two demo datasets, cut to short answers, on the embedded engine."""
-    runner.raw["target"] = {}
+    runner.raw["target"] = {"tool_calls_as_text": True}
     runner.raw["server"] = {"mode": "embedded", "slots": 4, "context_length": 1024}
     lane = {"concurrency": 4, "max_new_tokens": 48}
     runner.raw["lanes"] = {"long_prompt_tokens": 400, "short": lane, "long": lane}

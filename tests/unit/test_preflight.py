@@ -29,7 +29,7 @@ from tasks.preflight import (
     check_thinking,
     find_thinkers,
 )
-from tasks.template_checks import check_refused, check_template_kwargs, check_tools
+from tasks.template_checks import check_refused, check_template_kwargs, check_tool_calls, check_tools
 
 URL = "http://s"
 LANES = LaneRules([Lane("short", 150, 10240), Lane("long", 32, 16384)], 4096)
@@ -255,6 +255,19 @@ def test_ignored_tools_are_said_where_there_are_some():
     [finding] = check_refused(datasets)
     assert finding.level == "warning"
     assert "'c': 2 of the first 2 conversations would be set aside (no tools)" in finding.text
+
+
+def test_calls_that_the_template_cannot_show_are_refused():
+    """Once, by name and with the option that accepts a foreign form."""
+    datasets = [
+        SampledDataset(name="a", loses_calls=True, refused=2, refusal="calls"),
+        SampledDataset(name="b"),
+    ]
+    [finding] = check_tool_calls(datasets)
+    assert finding.level == "refusal"
+    assert all(part in finding.text for part in ("'a' have", "target.tool_calls_as_text: true"))
+    assert not list(check_tool_calls(datasets[1:]))
+    assert not list(check_refused(datasets))
 
 
 def test_a_dataset_without_any_prompt_is_said_once():

@@ -1,6 +1,7 @@
 """The ids that the model sees, and what is done where a template or a tokenizer falls short."""
 
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import TEMPLATE, VOCAB_SIZE, make_tokenizer
 
+from tasks.core.call_style import CallStyle
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError, fit_max_new_tokens
 from tasks.core.tokenizer import TokenizerError, load_tokenizer
@@ -21,8 +23,25 @@ SYSTEM = {"role": "system", "content": "be kind"}
 WITH_TOOLS = "{% for t in tools or [] %}<tools>{{ t | tojson }}</tools>{% endfor %}" + TEMPLATE
 WITH_CALLS = TEMPLATE.replace(
     "{{ m['content'] }}",
-    "{{ m['content'] }}{% for c in m.get('tool_calls') or [] %}<call>{{ c.function.name }}{% endfor %}",
+    "{{ m['content'] }}{% for c in m.get('tool_calls') or [] %}<call>{{ c.function.name }}"
+    "({{ c.function.arguments | tojson }}){% endfor %}",
 )
+KIMI_CALLS = WITH_CALLS.replace("c.function.name", "c.id").replace(
+    "{{ m['content'] }}", "{{ '## Return of ' ~ m.tool_call_id ~ ' ' if m.role == 'tool' }}{{ m['content'] }}"
+)
+ITERATING = WITH_CALLS.replace(
+    "({{ c.function.arguments | tojson }})",
+    "{% for key, value in c.function.arguments.items() %}<{{ key }}>{{ value }}{% endfor %}",
+)
+MISTRAL_CALLS = WITH_CALLS.replace(
+    "<call>", "{% if c.id | length != 9 %}{{ raise_exception('9 characters') }}{% endif %}<call>"
+)
+TEXT_CALLS = WITH_CALLS.replace(
+    "({{ c.function.arguments | tojson }})", "{{ '(' + c.function.arguments + ')' }}"
+)
+NAME_ONLY = WITH_CALLS.replace("({{ c.function.arguments | tojson }})", "")
+ARGUMENTS_ONLY = WITH_CALLS.replace("{{ c.function.name }}", "")
+PRINTED = WITH_CALLS.replace(" | tojson", "")
 NO_SYSTEM = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
 )
@@ -69,7 +88,7 @@ def test_a_prompt_ends_where_the_answer_begins(load):
 def test_rendering_leaves_the_prompt_as_it_is(load):
     """Rendering twice gives the same ids: nothing was added to the messages."""
     prompt = Prompt("x", [SYSTEM, USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [TOOL])
-    before, renderer = prompt.to_line(), Renderer(load())
+    before, renderer = prompt.to_line(), Renderer(load(), calls_as_text=True)
     assert renderer.render(prompt) == renderer.render(prompt)
     assert prompt.to_line() == before
 
@@ -119,27 +138,84 @@ def test_without_tools_nothing_is_added(load, tools):
     assert render_text(load(), USER, tools=tools).startswith("<|begin|>user")
 
 
+@pytest.mark.parametrize("template", [TEMPLATE, NAME_ONLY, ARGUMENTS_ONLY])
+def test_calls_that_the_template_drops_are_refused(load, template):
+    """One that leaves out the name or the arguments does not show a call; the reason says what to do."""
+    target = load(template)
+    assert Renderer(target).refuses_calls
+    turn = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    with pytest.raises(RenderError, match=r"target\.tool_calls_as_text") as caught:
+        render_text(target, USER, turn, USER)
+    assert caught.value.reason == "tool_calls_not_rendered"
+    assert render_text(target, USER)
+
+
 @pytest.mark.parametrize(
     ("content", "shown"), [("", "<tool_call>"), (None, "<tool_call>"), ("I look.", "I look.\n<tool_call>")]
 )
-def test_calls_that_the_template_drops_go_into_the_text(load, content, shown):
+def test_calls_that_the_template_drops_go_into_the_text_when_asked(load, content, shown):
     """Each call as its function's JSON, behind what the assistant said."""
     target = load()
-    assert not Renderer(target).shows_tool_calls
     turn = {"role": "assistant", "content": content, "tool_calls": [CALL, CALL]}
-    text = render_text(target, USER, turn, {"role": "tool", "content": "1:00"})
+    renderer = Renderer(target, calls_as_text=True)
+    prompt = Prompt("x", [USER, turn, {"role": "tool", "content": "1:00"}])
+    text = renderer.decode(renderer.render(prompt))
     assert f"<|begin|>assistant\n{shown}" in text
     function = json.dumps(CALL["function"])
     assert f"<tool_call>{function}</tool_call>\n<tool_call>{function}</tool_call><|end|>" in text
 
 
-def test_calls_that_the_template_shows_are_left_to_it(load):
-    """The text around them is not rewritten."""
-    target = load(WITH_CALLS)
-    assert Renderer(target).shows_tool_calls
-    text = render_text(target, USER, {"role": "assistant", "content": "hm", "tool_calls": [CALL]}, USER)
-    assert "<|begin|>assistant\nhm<call>tide<|end|>" in text
+ARGUMENTS = '{"at": "Husum"}'
+
+
+@pytest.mark.parametrize(
+    ("template", "style", "shown"),
+    [
+        (WITH_CALLS, CallStyle("object", shows_name=True, shows_id=False), f"<call>tide({ARGUMENTS})"),
+        (ITERATING, CallStyle("object", shows_name=True, shows_id=False), "<call>tide<at>Husum"),
+        (MISTRAL_CALLS, CallStyle("object", shows_name=True, shows_id=False), f"<call>tide({ARGUMENTS})"),
+        (TEXT_CALLS, CallStyle("text", shows_name=True, shows_id=False), f"<call>tide({ARGUMENTS})"),
+        (PRINTED, CallStyle("text", shows_name=True, shows_id=False), f"<call>tide({ARGUMENTS})"),
+        (KIMI_CALLS, CallStyle("object", shows_name=False, shows_id=True), f"<call>call00001({ARGUMENTS})"),
+    ],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_calls_that_the_template_shows_are_left_to_it(load, template, style, shown, as_text):
+    """In the form of arguments that it takes, by name or by id; the option changes nothing then."""
+    renderer = Renderer(load(template), calls_as_text=as_text)
+    assert renderer.call_style == style
+    assert not renderer.refuses_calls
+    turn = {"role": "assistant", "content": "hm", "tool_calls": [{**CALL, "id": "call00001"}]}
+    text = renderer.decode(renderer.render(Prompt("x", [USER, turn, USER])))
+    assert f"<|begin|>assistant\nhm{shown}<|end|>" in text
     assert "<tool_call>" not in text
+
+
+def test_missing_ids_of_calls_are_made_where_the_template_shows_only_ids(load):
+    """As Kimi's are: the function's name and the call's number; each result gets that of its call."""
+    renderer = Renderer(load(KIMI_CALLS))
+    calls = [{key: value for key, value in CALL.items() if key != "id"}, {**CALL, "id": "own"}]
+    result = {"role": "tool", "content": "1:00"}
+    messages = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        result,
+        result,
+        {"role": "assistant", "content": "", "tool_calls": calls[:1]},
+        {**result, "tool_call_id": "functions.tide:2"},
+    ]
+    before = json.dumps(messages)
+    text = renderer.decode(renderer.render(Prompt("x", messages)))
+    shown = re.findall(r"(?:<call>|Return of )([\w.:]+)", text)
+    assert shown == [
+        "functions.tide:0",
+        "own",
+        "functions.tide:0",
+        "own",
+        "functions.tide:2",
+        "functions.tide:2",
+    ]
+    assert json.dumps(messages) == before
 
 
 def test_template_arguments_reach_the_template(load):

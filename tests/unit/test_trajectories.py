@@ -6,6 +6,7 @@ import pytest
 from chat_styles import (
     ADDED,
     CHATML,
+    KIMI,
     KINDS,
     LLAMA3,
     SPECIAL,
@@ -49,7 +50,8 @@ def target_turn(content, **fields):
 
 
 def call(arguments):
-    return {"id": "c0", "type": "function", "function": {"name": "tide", "arguments": arguments}}
+    function = {"name": "tide", "arguments": arguments}
+    return {"id": "functions.tide:0", "type": "function", "function": function}
 
 
 class Made:
@@ -182,7 +184,8 @@ def test_a_conversation_without_special_tokens_is_not_refused(make, style, kind,
     made = make(STYLES[style], kind)
     plain = st.dictionaries(st.sampled_from(["at", "name"]), clean_texts | st.integers(), max_size=2)
     messages = data.draw(conversations(clean_texts, calls=lambda _: st.lists(plain.map(call), max_size=2)))
-    unshown = {"chatml": ["reasoning_content"], "llama3": ["reasoning_content", "tool_calls"]}.get(style, [])
+    unshown = [] if style == "thinking" else ["reasoning_content"]
+    unshown += ["tool_calls"] if style == "llama3" else []
     messages = [{k: v for k, v in one.items() if k not in unshown} for one in messages]
     check_rows(made, style, messages, made.rows(*messages))
 
@@ -334,6 +337,8 @@ DROPS_CONTENT = CHATML.replace("{{ m.content }}", "{{ m.content if not m.tool_ca
         (CHATML, target_turn("", tool_calls=[call("[1]")]), "bad_tool_call"),
         (CHATML, target_turn("", tool_calls=[call(None)]), "bad_tool_call"),
         (CHATML, target_turn("", tool_calls=["tide"]), "bad_tool_call"),
+        (KIMI, target_turn("", tool_calls=[{**call({}), "id": None}]), "bad_tool_call"),
+        (KIMI, target_turn("", tool_calls=[{**call({}), "id": "call_7"}]), "tool_calls_not_rendered"),
         (CHATML, target_turn([{"type": "text", "text": "a"}]), "content_not_text"),
         (CHATML, target_turn("u\u0308ber"), "answer_not_reversible"),
         (CHATML, user("a"), "no_final_answer"),
@@ -403,6 +408,29 @@ def test_arguments_of_calls_are_as_recorded_where_the_template_can_show_it(make,
     assert "None" not in one
     assert two == "done<|im_end|>"
     assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize("arguments", ['{"at":  "Husum"}', {"at": "Husum"}])
+def test_a_kimi_trajectory_with_calls_is_marked_whole(make, arguments):
+    """Its template opens the thought in the prompt and shows a call by its id alone."""
+    template = KIMI.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}").replace(
+        "{{ m.content }}",
+        "{{ '<think>' ~ m.reasoning_content ~ '</think>' if m.role == 'assistant' }}{{ m.content }}",
+    )
+    made = make(template)
+    messages = [
+        user("tide?"),
+        target_turn("", reasoning_content="look", tool_calls=[call(arguments)]),
+        {"role": "tool", "content": "1:00", "tool_call_id": "functions.tide:0"},
+        target_turn("At one.", reasoning_content="told"),
+    ]
+    [row] = made.rows(*messages)
+    text = arguments if isinstance(arguments, str) else '{"at": "Husum"}'
+    assert made.texts(row) == [
+        f"look</think><tool_call>functions.tide:0<args>{text}</tool_call><|im_end|>",
+        "told</think>At one.<|im_end|>",
+    ]
+    assert "## Return of functions.tide:0\n1:00<|im_end|>" in made.renderer.decode(row.input_ids)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tasks.core.call_style import calls_as_text
 from tasks.core.export.files import Conversation, FileEntry, HashedFile, Messages, RowBatch
 from tasks.core.prompt_file import hash_id
 from tasks.core.records import Prompt
-from tasks.core.rendering import Renderer, RenderError, calls_as_text
+from tasks.core.rendering import Renderer, RenderError
 from tasks.core.split import SPLITS, Split
 from tasks.core.tokenizer import TargetTokenizer
 
