@@ -39,11 +39,12 @@ from tiny_tokenizer import VOCAB_SIZE, make_tokenizer
 from serving.client import SGLangClient
 from serving.pool import ServerPool
 from tasks.core.budget import BudgetPolicy
+from tasks.core.lane import Lane
 from tasks.core.prepare import PrepareOptions, prepare_prompts
 from tasks.core.rendering import Renderer
 from tasks.core.response_log import REJECTED, RESPONSES
 from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Lane, Window
+from tasks.core.window import Window
 from tasks.dispatch import Dispatcher, DispatchRules
 from tasks.generation import GenerationRules, Resources, generate_dataset
 from tasks.turn import Turn

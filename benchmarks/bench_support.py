@@ -23,12 +23,13 @@ from tiny_tokenizer import VOCAB_SIZE, make_tokenizer
 from serving.client import SGLangClient
 from serving.pool import ServerPool
 from tasks.core.files import write_json_atomically
+from tasks.core.lane import Lane
 from tasks.core.prepare import PROMPTS, REPORT, PrepareReport
 from tasks.core.prompt_file import IndexBuilder, hash_id
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer
 from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Lane, Window
+from tasks.core.window import Window
 from tasks.dispatch import DispatchRules
 from tasks.generation import GenerationRules, Resources
 from tasks.turn import Turn

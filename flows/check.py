@@ -25,7 +25,7 @@ from serving.errors import ServingError
 from tasks.core.run_file import RunFolderError, check_fingerprint, datasets_with_rows
 from tasks.core.run_plan import RunPlan, plan_table
 from tasks.core.sources import hash_source, resolve_source
-from tasks.planning import count_from_logs
+from tasks.on_disk import count_from_logs
 from tasks.preflight import Finding, PreflightError
 from tasks.warm_up import close_session, open_session
 
@@ -78,10 +78,10 @@ def shown_logs() -> Iterator[None]:
 async def _check(parameters: RunParameters) -> tuple[list[Finding], RunPlan]:
     async with open_server(parameters) as base_urls:
         rules = replace(to_warm_up_rules(parameters, base_urls), measure_from_tokens=0)
-        session = await open_session(rules, count_rows=count_from_logs)
+        session, report = await open_session(rules, count_rows=count_from_logs)
         await close_session(session)
     refused = await asyncio.to_thread(_check_folder, parameters, session.fingerprint)
-    return [*session.report.findings, *refused], session.report.plan
+    return [*report.findings, *refused], report.plan
 
 
 def _check_folder(parameters: RunParameters, fingerprint: Mapping[str, Any]) -> list[Finding]:

@@ -1,5 +1,6 @@
 """One dataset: prepare its prompts, generate its responses."""
 
+import functools
 from pathlib import Path
 
 from prefect import flow
@@ -14,6 +15,7 @@ from tasks.core.run_file import check_run_folder
 from tasks.generate import generate_responses
 from tasks.generation import GenerationResult
 from tasks.prepare import prepare_prompts
+from tasks.prompt_lengths import find_lengths
 from tasks.session import find_session
 
 
@@ -40,7 +42,16 @@ def find_place(parameters: RunParameters, dataset: DatasetSettings) -> int:
 
 async def _generate(parameters: RunParameters, dataset: DatasetSettings, place: int) -> GenerationResult:
     async with join_run(parameters, place=place) as session:
-        await prepare_prompts(to_prepare_request(parameters, dataset, session.fingerprint))
+        resources = session.resources
+        await prepare_prompts(
+            to_prepare_request(parameters, dataset, session.fingerprint),
+            functools.partial(
+                find_lengths,
+                target=session.target,
+                renderer=resources.renderer,
+                context_length=resources.context_length,
+            ),
+        )
         generate = generate_responses.with_options(
             retries=parameters.dataset_retries, retry_delay_seconds=parameters.dataset_retry_delay_s
         )

@@ -16,14 +16,15 @@ from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
 from flows.servers import describe_launch, name_model, needs_server, open_server
 from serving.shared_server import find_failure
-from tasks.aggregate import DatasetPlan
 from tasks.concurrency import adapt_window
+from tasks.core.dataset_plan import DatasetPlan
+from tasks.core.lane import Lane
 from tasks.core.prepare import PrepareOptions
 from tasks.core.run_file import update_run_file
-from tasks.core.window import Lane
 from tasks.dispatch import DispatchRules
 from tasks.export import ExportRules
 from tasks.generation import GenerationRules
+from tasks.on_disk import count_from_checkpoints
 from tasks.planning import DatasetWork
 from tasks.prepare import PrepareRequest
 from tasks.session import Session, find_session, use_session
@@ -56,12 +57,14 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
         EmbeddedError, LaunchRefused, UnknownProfile, ServerDown: a server could not be started.
     """
     async with open_server(parameters) as base_urls:
-        session = await warm_up_server(replace(to_warm_up_rules(parameters, base_urls), **turns))
+        session, report = await warm_up_server(
+            replace(to_warm_up_rules(parameters, base_urls), **turns), count_from_checkpoints
+        )
         try:
             record_run(
                 parameters,
                 session.fingerprint,
-                servers=session.report.settings or None,
+                servers=report.settings or None,
                 target_vocab_size=session.target.vocab_size,
             )
             resources = session.resources

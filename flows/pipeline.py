@@ -22,11 +22,12 @@ from flows.patience import stay_until_heard
 from flows.refusals import all_need_change
 from flows.servers import open_server
 from tasks.aggregate import aggregate_stats
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.export.report import ExportReport
 from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
 from tasks.core.report import write_report
 from tasks.core.run_file import check_run_folder
-from tasks.core.stats import DatasetPlan, DatasetStats
+from tasks.core.stats import DatasetStats
 from tasks.export import export_drafter_data
 from tasks.generation import GenerationResult
 from tasks.session import get_session

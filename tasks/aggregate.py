@@ -9,9 +9,10 @@ from prefect.artifacts import LinkArtifact, TableArtifact
 from prefect.cache_policies import NO_CACHE
 
 from tasks.artifacts import create_artifact, run_artifact_key
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.report import write_report
 from tasks.core.run_stats import collect_stats
-from tasks.core.stats import DatasetPlan, DatasetStats, total_stats
+from tasks.core.stats import DatasetStats, total_stats
 from tasks.core.stats_views import stats_rows, write_stats
 
 _REPORTS = ("report.html", "stats.json")  # the best one first

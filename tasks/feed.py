@@ -12,11 +12,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from tasks.core.chains import History
+from tasks.core.lane import Lane
 from tasks.core.progress import Progress
 from tasks.core.prompt_file import PromptFile
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError, fit_max_new_tokens
-from tasks.core.window import Lane
 
 READY_PER_LANE = 128
 PARKED_LIMIT = 4096  # prompts read past because their lane had enough; bounds the look-ahead

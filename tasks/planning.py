@@ -4,27 +4,23 @@ Knows where these are; does not know servers. Invariant: a source that cannot be
 dataset, and stops no other one.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.core.call_style import has_calls
-from tasks.core.prepare import PrepareOptions, read_report
+from tasks.core.dataset_plan import DatasetPlan
+from tasks.core.lane import Lane
+from tasks.core.prepare import PrepareOptions
 from tasks.core.records import Prompt
 from tasks.core.rendering import Renderer, RenderError
-from tasks.core.response_log import RESPONSES
 from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan, expect_answer_tokens, mean
 from tasks.core.sample import SAMPLE_ROWS, sample_prompts
 from tasks.core.sources import SourceError, name_empty, resolve_source
-from tasks.core.stats import DatasetPlan
-from tasks.core.stats_scan import scan_dataset
 from tasks.core.tokenizer import TargetTokenizer
 from tasks.core.trajectories import TrajectoryRenderer
-from tasks.core.window import Lane
 from tasks.preflight import SHORTEST_ROOM, SampledDataset
-from tasks.watch_run import RunWatch
 
 _SAMPLE_CONVERSATIONS = 8  # a long one takes a tenth of a second
 
@@ -79,22 +75,6 @@ def make_plan(
     return RunPlan(tuple(planned))
 
 
-async def count_from_logs(output_dir: Path, goals: Sequence[DatasetPlan]) -> dict[str, OnDisk]:
-    """What each dataset has, read from its log: seconds a gigabyte, and nothing else is needed."""
-    return {goal.name: await asyncio.to_thread(_count, output_dir, goal) for goal in goals}
-
-
-async def count_from_checkpoints(output_dir: Path, goals: Sequence[DatasetPlan]) -> dict[str, OnDisk]:
-    """The same from the checkpoints, at once; only a log without one is read."""
-    progress = await RunWatch(output_dir, goals).look()
-    found = {}
-    for goal, one in zip(goals, progress.datasets, strict=True):
-        found[goal.name] = OnDisk(one.rows, one.completion_tokens)
-        if not one.rows:
-            found[goal.name] = await asyncio.to_thread(_count, output_dir, goal)
-    return found
-
-
 def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRenderer) -> Sample:
     kwargs = work.options.chat_template_kwargs
     is_generated = work.options.shape != "trajectory"
@@ -139,18 +119,3 @@ def _measure(prompt: Prompt, trajectories: TrajectoryRenderer) -> int | RenderEr
         return max(len(row.input_ids) for row in trajectories.render(prompt))
     except RenderError as exc:
         return exc
-
-
-def _count(output_dir: Path, goal: DatasetPlan) -> OnDisk:
-    folder = output_dir / goal.name
-    if not (folder / RESPONSES).exists():
-        return OnDisk()
-    report = read_report(folder)
-    stats = scan_dataset(
-        folder,
-        name=goal.name,
-        budget_tokens=goal.budget_tokens,
-        max_samples=goal.max_samples,
-        prompts=None if report is None else report.prompts,
-    )
-    return OnDisk(stats.rows, stats.completion_tokens)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tasks.core.lane import Lane
 from tasks.core.run_plan import PlannedDataset, RunPlan, estimate_bytes, mean
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, asks_to_think, find_special_tokens, find_split_tokens
 from tasks.core.tokenizer import TargetTokenizer
 from tasks.core.vocab import DRAFT_VOCAB_SIZE, check_draft_vocab_size
-from tasks.core.window import Lane
 
 SHORTEST_ROOM = 256  # a prompt of the short lane that must fit, in tokens
 _FAR_ABOVE = 2.0

@@ -20,8 +20,7 @@ from tasks.core.prepare import prepare_prompts as prepare
 from tasks.core.prompt_lengths import PromptLengths
 from tasks.core.run_file import update_run_file
 from tasks.core.sources import hash_source, resolve_source, watch_source
-from tasks.prompt_lengths import find_lengths
-from tasks.session import find_session
+from tasks.prompt_lengths import FindLengths
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +71,11 @@ class PrepareRequest:
 
 
 @task(name="prepare-prompts", cache_policy=NO_CACHE, persist_result=False)
-async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
-    """Prepare one dataset in a worker thread; returns what became of its rows."""
+async def prepare_prompts(request: PrepareRequest, find_lengths: FindLengths | None = None) -> PrepareReport:
+    """Prepare one dataset in a worker thread; returns what became of its rows.
+
+    `find_lengths` measures its prompts.
+    """
     stop = threading.Event()
     try:
         report = await asyncio.to_thread(_prepare, request, stop)
@@ -86,10 +88,8 @@ async def prepare_prompts(request: PrepareRequest) -> PrepareReport:
         " (prepared before)" if report.reused else "",
     )  # fmt: skip
     lengths = None
-    if (session := find_session()) is not None:
-        lengths = await find_lengths(
-            request.folder, report, session, long_prompt_tokens=request.long_prompt_tokens
-        )
+    if find_lengths is not None:
+        lengths = await find_lengths(request.folder, report, long_prompt_tokens=request.long_prompt_tokens)
         logger.info("%s: %s", request.options.name, lengths.to_line())
     await _show(request.options.name, report, lengths)
     return report

@@ -1,12 +1,12 @@
 """How long a prepared dataset's prompts are: measured in worker threads, and kept beside them.
 
-Knows the session's renderer; what is counted is in `tasks.core.prompt_lengths`. Invariant: a preparation that
+Knows the renderer; what is counted is in `tasks.core.prompt_lengths`. Invariant: a preparation that
 was measured is not measured again.
 """
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,30 +14,41 @@ from typing import Any
 import orjson
 
 from tasks.core.files import write_json_atomically
+from tasks.core.length_quantiles import LengthQuantiles
 from tasks.core.prepare import PrepareReport, open_prompts
 from tasks.core.prompt_file import PromptFile
 from tasks.core.prompt_lengths import LengthLimits, PromptLengths, sample_positions, summarize_lengths
 from tasks.core.records import Prompt
-from tasks.core.rendering import RenderError
-from tasks.core.stats import LengthQuantiles
+from tasks.core.rendering import Renderer, RenderError
+from tasks.core.tokenizer import TargetTokenizer
 from tasks.core.trajectories import TrajectoryRenderer
-from tasks.session import Session
 
 LENGTHS = "prompt_lengths.json"
+FindLengths = Callable[..., Awaitable[PromptLengths]]
+"""`find_lengths` with the tokenizer of a run."""
 
 _Lengths = list[int | RenderError]
 _Measure = Callable[[Sequence[Prompt]], _Lengths]
 
 
 async def find_lengths(
-    folder: Path, report: PrepareReport, session: Session, *, long_prompt_tokens: int | None
+    folder: Path,
+    report: PrepareReport,
+    *,
+    long_prompt_tokens: int | None,
+    target: TargetTokenizer,
+    renderer: Renderer,
+    context_length: int | None,
 ) -> PromptLengths:
     """The lengths of a dataset's prompts; `long_prompt_tokens` is None where nothing is generated."""
-    limits = LengthLimits(long_prompt_tokens, session.resources.context_length)
+    limits = LengthLimits(long_prompt_tokens, context_length)
     key = {"prompts": report.key, "limits": dataclasses.asdict(limits)}
     if (known := _read(folder / LENGTHS, key)) is not None:
         return known
-    measure = _measure_prompts(session) if long_prompt_tokens is not None else _measure_conversations(session)
+    if long_prompt_tokens is not None:
+        measure = _measure_prompts(renderer)
+    else:
+        measure = _measure_conversations(TrajectoryRenderer(target, renderer))
     with closing(open_prompts(folder)) as prompts:
         lengths: _Lengths = []
         for positions in sample_positions(prompts):
@@ -51,13 +62,12 @@ def _measure_at(prompts: PromptFile, positions: range, measure: _Measure) -> _Le
     return measure([prompts.read(position) for position in positions])
 
 
-def _measure_prompts(session: Session) -> _Measure:
-    render_all = session.resources.renderer.render_all
+def _measure_prompts(renderer: Renderer) -> _Measure:
+    render_all = renderer.render_all
     return lambda prompts: [one if isinstance(one, RenderError) else len(one) for one in render_all(prompts)]
 
 
-def _measure_conversations(session: Session) -> _Measure:
-    renderer = TrajectoryRenderer(session.target, session.resources.renderer)
+def _measure_conversations(renderer: TrajectoryRenderer) -> _Measure:
     return lambda prompts: [_try(renderer, prompt) for prompt in prompts]
 
 

@@ -12,21 +12,16 @@ from typing import Any
 
 from tasks.core.tokenizer import TargetTokenizer
 from tasks.generation import Resources
-from tasks.preflight import Report
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An opened run. `fingerprint` is run.json's, without its datasets; `model` is what is served.
-
-    `report` is what the checks found before it was opened.
-    """
+    """An opened run. `fingerprint` is run.json's, without its datasets; `model` is what is served."""
 
     model: str
     target: TargetTokenizer
     resources: Resources
     fingerprint: dict[str, Any]
-    report: Report
 
 
 _current: ContextVar[Session | None] = ContextVar("draftmill_session", default=None)

@@ -12,8 +12,8 @@ from pathlib import Path
 from prefect.artifacts import ProgressArtifact, TableArtifact
 
 from tasks.artifacts import KeptArtifact, is_in_run, run_artifact_key, show_beside
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.run_progress import RunProgress
-from tasks.core.stats import DatasetPlan
 from tasks.watch_run import RunWatch
 
 SHOW_EVERY_S = 10.0

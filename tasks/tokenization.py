@@ -14,8 +14,7 @@ from concurrent.futures import Executor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tasks.core.masks import SEQUENCES
-from tasks.core.records import Prompt, Rejected, Response
+from tasks.core.records import SEQUENCES, Prompt, Rejected, Response
 from tasks.core.rendering import RenderError
 from tasks.core.trajectories import TrajectoryRenderer, TrajectoryRow
 from tasks.generation import (

@@ -23,16 +23,17 @@ from serving.errors import NotReady, ServerBusy, ServerFailed, ServerMisconfigur
 from serving.launch_command import API_KEY_VARIABLE
 from serving.pool import STALL_TIMEOUT_S, ServerPool
 from tasks.artifacts import create_artifact, run_artifact_key
+from tasks.core.dataset_plan import DatasetPlan
+from tasks.core.lane import Lane
 from tasks.core.rendering import Renderer
 from tasks.core.run_plan import OnDisk, RunPlan
 from tasks.core.server_facts import ServerFacts, redact_settings
-from tasks.core.stats import DatasetPlan
 from tasks.core.template_names import find_template_names
 from tasks.core.tokenizer import TargetTokenizer, TokenizerError, load_tokenizer
-from tasks.core.window import Lane, Window
+from tasks.core.window import Window
 from tasks.generation import Resources
 from tasks.measure import measure_speed
-from tasks.planning import DatasetWork, count_from_checkpoints, make_plan, sample_datasets
+from tasks.planning import DatasetWork, make_plan, sample_datasets
 from tasks.preflight import (
     Finding,
     LaneRules,
@@ -102,15 +103,18 @@ class WarmUpRules:
 
 
 @task(name="warm-up-server", cache_policy=NO_CACHE, persist_result=False)
-async def warm_up_server(rules: WarmUpRules) -> Session:
-    """Wait for the servers, check them, show the plan, and open the session that the datasets share."""
+async def warm_up_server(rules: WarmUpRules, count_rows: CountRows) -> tuple[Session, Report]:
+    """Wait for the servers, check them, show the plan, and open the session that the datasets share.
+
+    `count_rows` says what the datasets have on disk.
+    """
     try:
-        session = await open_session(rules, count_rows=count_from_checkpoints)
+        session, report = await open_session(rules, count_rows=count_rows)
     except PreflightError as exc:
         _log(exc.findings)
         raise
-    _log(session.report.findings)
-    plan = session.report.plan
+    _log(report.findings)
+    plan = report.plan
     logger.info(
         "ready: %s %s, vocabulary %d, context %s",
         session.model, f"at {', '.join(rules.base_urls)}" if rules.base_urls else "without a server",
@@ -125,7 +129,7 @@ async def warm_up_server(rules: WarmUpRules) -> Session:
                 description=f"The plan of {rules.output_dir.resolve()}: {plan.to_line()}",
             )
         )
-    return session
+    return session, report
 
 
 def _log(findings: Sequence[Finding]) -> None:
@@ -135,8 +139,8 @@ def _log(findings: Sequence[Finding]) -> None:
             logger.warning(one.text)
 
 
-async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
-    """The same without Prefect; `count_rows` says what the datasets have on disk.
+async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> tuple[Session, Report]:
+    """The same without Prefect: the session, and what the checks found before it was opened.
 
     Raises:
         NotReady: a server did not answer in time.
@@ -186,7 +190,7 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
     except BaseException:
         await pool.close()
         raise
-    return Session(
+    session = Session(
         model=model,
         target=target,
         resources=Resources(
@@ -197,8 +201,8 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> Session:
             turn=_make_turn(rules),
         ),
         fingerprint=_fingerprint(rules, model, target),
-        report=report,
     )
+    return session, report
 
 
 async def load_served_target(rules: WarmUpRules) -> tuple[TargetTokenizer, int | None]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tasks.checkpoints import CheckpointUnreadableError, PrefectCheckpointStore, make_checkpoint_key
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.prepare import read_report
 from tasks.core.run_file import read_run_file
 from tasks.core.run_progress import DatasetProgress, DatasetWatch, RunProgress
-from tasks.core.stats import DatasetPlan
 
 logger = logging.getLogger(__name__)
 

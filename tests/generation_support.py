@@ -14,12 +14,13 @@ from fake_sglang import expected_answer
 from serving.client import SGLangClient
 from serving.pool import ServerPool
 from tasks.core.append_file import AppendError
+from tasks.core.lane import Lane
 from tasks.core.prepare import PrepareOptions, open_prompts, prepare_prompts
 from tasks.core.records import Rejected, Response
 from tasks.core.rendering import Renderer
 from tasks.core.response_log import REJECTED, RESPONSES, ResponseLog, read_lines
 from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Lane, Window
+from tasks.core.window import Window
 from tasks.dispatch import DispatchRules
 from tasks.generation import GenerationRules, Resources, generate_dataset
 from tasks.turn import Turn

@@ -10,7 +10,7 @@ import numpy as np
 from tasks.core.adapters.common import drop_thoughts
 from tasks.core.records import Rejected, Response
 from tasks.core.response_log import RESPONSES, ResponseLog, parse_line, read_lines
-from tasks.core.stats_scan import skim_row
+from tasks.core.skim import skim_row
 
 NO_HISTORY = "no_history"
 

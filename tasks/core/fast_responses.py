@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import simdjson
 
-from tasks.core.masks import SEQUENCES
-from tasks.core.records import Response
+from tasks.core.records import SEQUENCES, Response
 
 _IDS = ("input_ids", "output_ids")
 _SPACE = 8  # bytes around a word that are looked at; where they are all space, it counts as listed

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.dataset_problems import estimate_unreachable
 from tasks.core.pace import SILENT_S, measure_pace
 from tasks.core.problems import Problems, find_problems
@@ -27,7 +28,7 @@ from tasks.core.run_progress import (
     estimate_left_tokens,
 )
 from tasks.core.run_stats import describe_dataset, list_plans
-from tasks.core.stats import DatasetPlan, DatasetStats, parse_time
+from tasks.core.stats import DatasetStats, parse_time
 from tasks.core.stats_scan import DatasetScan
 
 CLOCKS_DIFFER_S = 60.0

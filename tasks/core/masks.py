@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.core.records import MOST, Response
+from tasks.core.records import SEQUENCES, Response, read_turn
 
 Inexact = Literal[
     "no_ids", "not_token_ids", "prompt_tokens_differ", "completion_tokens_differ", "bad_loss_spans"
 ]  # stable codes: they are counted in the manifest
 
 
-SEQUENCES = "sequences"
 _LEAST_SEEN = 2  # array takes true and false for 1 and 0
 
 
@@ -110,23 +109,6 @@ def sample_from_response(response: Response) -> Sample:
         )
     loss_mask = _build_mask(spans, len(ids))
     return Sample(response.id, response.turn, ids, loss_mask, n_output, response.finish_reason)
-
-
-def is_empty_answer(completion_tokens: int, finish_reason: str) -> bool:
-    """Whether an answer is nothing, or nothing but the stop token."""
-    return completion_tokens == 0 or (completion_tokens == 1 and finish_reason == "stop")
-
-
-def read_turn(sequence: Mapping[str, Any]) -> int:
-    """The number that a sequence of a finished conversation has.
-
-    Raises:
-        ValueError: it is none.
-    """
-    value = sequence.get("turn") or 0
-    if not isinstance(value, int) or abs(value) > MOST:
-        raise ValueError(f"a sequence's turn is {value!r:.40}")
-    return int(value)
 
 
 def _list_sequences(response: Response) -> list[Mapping[str, Any]]:

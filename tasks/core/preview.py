@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tasks.core.lane import Lane
 from tasks.core.masks import NotTokenExact, samples_from_response
 from tasks.core.records import Prompt, Rejected, Response
 from tasks.core.rendering import Renderer, RenderError, fit_max_new_tokens
 from tasks.core.tokenizer import TargetTokenizer
 from tasks.core.trajectories import TrajectoryRenderer
-from tasks.core.window import Lane
 
 PROMPT, TRAINED, REPLACED = range(3)
 

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tasks.core.length_quantiles import LengthQuantiles, length_quantiles
 from tasks.core.prompt_file import PromptFile
 from tasks.core.rendering import RenderError, fit_max_new_tokens
-from tasks.core.stats import LengthQuantiles, length_quantiles
 
 SAMPLE_PROMPTS = 1_000
 _BATCH = 32

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import orjson
 
 FinishReason = Literal["stop", "length"]
+SEQUENCES = "sequences"  # of a finished conversation: its rows
 MOST = 1 << 40  # a turn or a count of tokens: none is near it, and the sums of millions stay below 64 bits
 
 
@@ -241,3 +242,20 @@ def load_object(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise RecordError(f"a JSON object was expected, not {type(row).__name__}")
     return row
+
+
+def is_empty_answer(completion_tokens: int, finish_reason: str) -> bool:
+    """Whether an answer is nothing, or nothing but the stop token."""
+    return completion_tokens == 0 or (completion_tokens == 1 and finish_reason == "stop")
+
+
+def read_turn(sequence: Mapping[str, Any]) -> int:
+    """The number that a sequence of a finished conversation has.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = sequence.get("turn") or 0
+    if not isinstance(value, int) or abs(value) > MOST:
+        raise ValueError(f"a sequence's turn is {value!r:.40}")
+    return int(value)

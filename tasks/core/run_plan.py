@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from tasks.core.dataset_plan import TOTAL, DatasetPlan
 from tasks.core.forecast import DEFAULT_MEAN_TOKENS
-from tasks.core.stats import TOTAL, DatasetPlan
 from tasks.core.times import format_duration
 
 # Measured on the demo's rows (a vocabulary of 49,152 ids): 4.3 bytes an id with its comma, 2.9 to 4.3 bytes

@@ -11,18 +11,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from tasks.core.dataset_plan import TOTAL, DatasetPlan
 from tasks.core.pace import Pace
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import CheckpointMismatchError, Progress
-from tasks.core.stats import (
-    TOTAL,
-    DatasetPlan,
-    Status,
-    dataset_status,
-    measure_reached,
-    parse_time,
-    total_reached,
-)
+from tasks.core.stats import Status, dataset_status, measure_reached, parse_time, total_reached
 from tasks.core.stats_views import describe_status, format_counts, format_percent
 from tasks.core.times import format_duration
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.prepare import read_report
 from tasks.core.run_file import RunFolderError, read_run_file, read_setting
-from tasks.core.stats import DatasetPlan, DatasetStats
+from tasks.core.stats import DatasetStats
 from tasks.core.stats_scan import DatasetScan
 
 

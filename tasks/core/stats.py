@@ -11,22 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
 
-import numpy as np
+from tasks.core.dataset_plan import TOTAL
+from tasks.core.length_quantiles import LengthQuantiles, length_quantiles
 
 Status = Literal["complete", "exhausted", "incomplete"]
-TOTAL = "total"
 TIME_BUCKET_S = 10
 PAUSE_S = 300.0  # without an answer for longer is a pause, and no part of the mean speed
 Key = TypeVar("Key", str, int)
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetPlan:
-    """What a dataset was meant to reach; `budget_tokens` is None where nothing is generated."""
-
-    name: str
-    budget_tokens: int | None
-    max_samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +31,6 @@ class Gap:
     def seconds(self) -> float:
         """How long it was."""
         return self.end_s - self.start_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthQuantiles:
-    """completion_tokens per row; each quantile is a length that occurred."""
-
-    p5: int
-    p25: int
-    p50: int
-    p75: int
-    p95: int
-    max: int
-    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,30 +175,6 @@ def total_stats(stats: Sequence[DatasetStats]) -> DatasetStats:
         cut_lengths=_add(s.cut_lengths for s in stats),
         tokens_by_time=_add(s.tokens_by_time for s in stats),
         rejected_examples={reason: text for s in stats for reason, text in s.rejected_examples.items()},
-    )
-
-
-def length_quantiles(counts: Mapping[int, int]) -> LengthQuantiles | None:
-    """Quantiles of a histogram {length: rows}, or None when it is empty."""
-    if not counts:
-        return None
-    lengths = np.array(sorted(counts), np.int64)
-    upto = np.cumsum([counts[int(length)] for length in lengths])
-    rows = int(upto[-1])
-
-    def quantile(percent: int) -> int:
-        rank = max(1, -(-rows * percent // 100))
-        return int(lengths[np.searchsorted(upto, rank)])
-
-    tokens = sum(length * n for length, n in counts.items())
-    return LengthQuantiles(
-        p5=quantile(5),
-        p25=quantile(25),
-        p50=quantile(50),
-        p75=quantile(75),
-        p95=quantile(95),
-        max=int(lengths[-1]),
-        mean=tokens / rows,
     )
 
 

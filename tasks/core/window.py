@@ -7,18 +7,10 @@ beyond those a lane has (a lane that was made smaller empties by itself), and ea
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from tasks.core.lane import Lane
 
 Listener = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Prompts of one size class: how many at once, and how long an answer may be (tokens)."""
-
-    name: str
-    concurrency: int
-    max_new_tokens: int
 
 
 class Window:

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 from generation_support import make_conversations, make_dataset
@@ -24,11 +23,9 @@ def target(tmp_path_factory):
 
 
 def find(folder, target, *, long=60, context=None):
-    """The lengths, in a session of which they need little."""
-    resources = SimpleNamespace(renderer=Renderer(target), context_length=context)
-    session = SimpleNamespace(target=target, resources=resources)
-    report = read_report(folder)
-    return asyncio.run(find_lengths(folder, report, session, long_prompt_tokens=long))
+    """The lengths, in a context of this size."""
+    run = {"target": target, "renderer": Renderer(target), "context_length": context}
+    return asyncio.run(find_lengths(folder, read_report(folder), long_prompt_tokens=long, **run))
 
 
 def lengths_of(folder, target):

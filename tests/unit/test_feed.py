@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tiny_tokenizer import make_tokenizer
 
+from tasks.core.lane import Lane
 from tasks.core.progress import Progress
 from tasks.core.prompt_file import PromptFile
 from tasks.core.records import Prompt, Rejected, Response
 from tasks.core.rendering import Renderer
 from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Lane
 from tasks.feed import BATCH, READY_PER_LANE, Feeder
 
 LANES = {"short": Lane("short", 8, 64), "long": Lane("long", 8, 64)}

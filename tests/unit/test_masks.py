@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.masks import NotTokenExact, is_empty_answer, sample_from_response
-from tasks.core.records import Response
+from tasks.core.masks import NotTokenExact, sample_from_response
+from tasks.core.records import Response, is_empty_answer
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 

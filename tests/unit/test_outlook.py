@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.outlook import describe_end, describe_left, describe_needs
 from tasks.core.run_progress import DatasetWatch, RunProgress
-from tasks.core.stats import DatasetPlan
 
 NOW_S = 1_800_000_000.0  # Jan 15 08:00 UTC
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from tiny_tokenizer import make_tokenizer
 
+from tasks.core.dataset_plan import DatasetPlan
+from tasks.core.lane import Lane
 from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan
 from tasks.core.server_facts import ServerFacts
 from tasks.core.special_tokens import ThinkTokens, find_special_tokens, find_think_tokens
-from tasks.core.stats import DatasetPlan
 from tasks.core.template_names import TemplateNames, find_template_names
 from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Lane
 from tasks.preflight import (
     Finding,
     LaneRules,

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tokenizer import make_tokenizer
 
+from tasks.core.lane import Lane
 from tasks.core.preview import PROMPT, TRAINED, Previewer, Shown, show_response
 from tasks.core.preview_view import TokenView
 from tasks.core.records import Prompt, Response
 from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Lane
 
 LANES = [Lane("short", 8, 200), Lane("long", 2, 400)]
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.prepare import PrepareOptions
 from tasks.core.records import Response
 from tasks.core.run_plan import OnDisk, PlannedDataset, RunPlan, estimate_bytes, expect_answer_tokens
 from tasks.core.sample import sample_prompts
-from tasks.core.stats import DatasetPlan
 
 OPTIONS = PrepareOptions(name="a", adapter="messages", seed=0)
 

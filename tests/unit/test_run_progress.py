@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.core.dataset_plan import DatasetPlan
 from tasks.core.prepare import PrepareReport
 from tasks.core.progress import Progress
 from tasks.core.run_progress import DatasetWatch, RunProgress, describe_state
-from tasks.core.stats import DatasetPlan
 
 NOW_S = 1_800_000_000.0
 PROMPTS = 100

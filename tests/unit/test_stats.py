@@ -13,18 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tasks.core.length_quantiles import length_quantiles
 from tasks.core.masks import NotTokenExact, samples_from_response
 from tasks.core.records import RecordError, Rejected, Response
 from tasks.core.report import look_at
-from tasks.core.stats import (
-    Damage,
-    dataset_status,
-    length_quantiles,
-    measure_reached,
-    total_reached,
-    total_stats,
-)
-from tasks.core.stats_scan import scan_dataset, skim_row
+from tasks.core.skim import skim_row
+from tasks.core.stats import Damage, dataset_status, measure_reached, total_reached, total_stats
+from tasks.core.stats_scan import scan_dataset
 from tasks.core.stats_views import (
     format_percent,
     stats_rows,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.core.window import Lane, Window
+from tasks.core.lane import Lane
+from tasks.core.window import Window
 
 
 def make_window(*, is_shared=False, **concurrency):

@@ -20,9 +20,9 @@ from tasks.core.export.files import Conversation, ExportInputError, ExportRow, M
 from tasks.core.export.report import DatasetCount
 from tasks.core.export.texts import ConversationReader
 from tasks.core.fast_responses import ResponseReader
-from tasks.core.masks import NotTokenExact, Sample, is_empty_answer, samples_from_response
+from tasks.core.masks import NotTokenExact, Sample, samples_from_response
 from tasks.core.prepare import PROMPTS
-from tasks.core.records import RecordError, Response
+from tasks.core.records import RecordError, Response, is_empty_answer
 from tasks.core.response_log import RESPONSES, read_lines
 from tasks.core.sources.hash_cache import hash_file
 

@@ -10,9 +10,8 @@ from typing import Self
 
 from tasks.core.chains import to_history
 from tasks.core.export.files import ExportInputError, Messages
-from tasks.core.masks import SEQUENCES
 from tasks.core.prepare import PROMPTS, open_prompts
-from tasks.core.records import RecordError, Response
+from tasks.core.records import SEQUENCES, RecordError, Response
 
 
 class ConversationReader:
