@@ -17,7 +17,7 @@ from tasks.core.masks import Sample
 from tasks.core.split import SPLITS, Split
 
 MANIFEST = "manifest.json"
-EXPORT_FORMAT = 3  # raise it when the same rows give other bytes
+EXPORT_FORMAT = 4  # raise it when the same rows give other bytes
 LENGTH_LIMITS = (2048, 4096, 8192, 16384, 32768)
 
 
