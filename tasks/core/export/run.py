@@ -13,6 +13,7 @@ from typing import Any
 from tasks.core.contamination import EvalFile, EvalSetError, describe_files
 from tasks.core.export.arrow import TOKENS_PER_SHARD, ArrowSink
 from tasks.core.export.batches import ReadCounts, Reading, read_batches
+from tasks.core.export.card import build_card
 from tasks.core.export.configs import Target, write_configs
 from tasks.core.export.conversations import ConversationSink, Retokenizer, describe_retokenizer
 from tasks.core.export.earlier import explain_foreign
@@ -32,7 +33,6 @@ from tasks.core.export.report import (
     MANIFEST,
     ExportReport,
     Totals,
-    build_card,
     build_manifest,
     read_unchanged,
 )
