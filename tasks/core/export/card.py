@@ -5,13 +5,12 @@ the time or the machine, so equal exports have equal cards.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tasks.core.export.report import ExportReport
 from tasks.core.split import SPLITS
 
 
-def build_card(report: ExportReport, *, split: Mapping[str, Any]) -> str:
+def build_card(report: ExportReport) -> str:
     """README.md: what is here, how to load it, and the counts."""
     formats = {entry.format for entry in report.files}
     parts = [
@@ -25,7 +24,7 @@ def build_card(report: ExportReport, *, split: Mapping[str, Any]) -> str:
         _vocab_section(report),
         _CONFIGS_SECTION if "configs" in formats else "",
         _counts_section(report),
-        _SPLIT_LINE.format_map(split),
+        _split_section(report),
         _decontamination_section(report),
         _lengths_section(report),
     ]
@@ -70,6 +69,26 @@ def _counts_section(report: ExportReport) -> str:
         "dataset", "status", "rows", "tokens", "loss tokens", "duplicates", "exact duplicates", "skipped"
     )  # fmt: skip
     return "## Counts\n\n" + _table(header, rows) + "\n" + _COUNTS_NOTE
+
+
+def _split_section(report: ExportReport) -> str:
+    shared = {count.name: count.shared_conversations for count in report.datasets}
+    by_id = {count.name: count.split_by_id for count in report.datasets}
+    parts = [_SPLIT_SECTION.format_map(report.split_by)]
+    if total := sum(shared.values()):
+        parts.append(
+            f"{total:,} conversations have a first user turn that another dataset has too: {_list(shared)}.\n"
+        )
+    if total := sum(by_id.values()):
+        parts.append(
+            f"The prompts of {total:,} rows were not found ({_list(by_id)}): these are split by their "
+            "conversation id, and their first user turn may be on the other side too.\n"
+        )
+    return "\n".join(parts)
+
+
+def _list(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
 
 
 def _decontamination_section(report: ExportReport) -> str:
@@ -160,9 +179,12 @@ digit or underscore, that are in a text of an evaluation set too (the overlap of
 C). Records without 13 words in one text are too short to be looked for, and are counted. A row that shares
 words with several sets is counted with each. `prompt_unknown` above are rows whose texts were not found.
 """
-_SPLIT_LINE = """\
-Split by a hash of the conversation id: seed {seed}, eval fraction {eval_fraction}. The turns of a
-conversation stay together.
+_SPLIT_SECTION = """\
+## Split
+
+By a hash of the first user turn, white space around it ignored (of all messages where there is none): seed
+{seed}, eval fraction {eval_fraction}. Train and eval share no first user turn, whatever dataset, system
+prompt or tools it comes with, and the turns of a conversation stay together.
 """
 _PARQUET_SECTION = """\
 ## Parquet

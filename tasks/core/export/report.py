@@ -17,7 +17,7 @@ from tasks.core.masks import Sample
 from tasks.core.split import SPLITS, Split
 
 MANIFEST = "manifest.json"
-EXPORT_FORMAT = 4  # raise it when the same rows give other bytes
+EXPORT_FORMAT = 5  # raise it when the same rows give other bytes
 LENGTH_LIMITS = (2048, 4096, 8192, 16384, 32768)
 
 
@@ -42,8 +42,10 @@ class DatasetCount:
 
     `skipped` counts lines by reason; "torn_last_line" is one that was not whole. `duplicates` are further
     rows of an (id, turn), `exact_duplicates` those left out for having the ids and the mask of an earlier
-    row of any dataset. `texts_unknown` are exported rows that are in no conversation. `source_bytes` is how
-    much of the log was read and `source_sha256` its hash, None when there was no log.
+    row of any dataset. `texts_unknown` are exported rows that are in no conversation. `split_by_id` are those
+    whose prompt was not found: they are split by their conversation id. `shared_conversations` have a first
+    user turn that another dataset has too. `source_bytes` is how much of the log was read and `source_sha256`
+    its hash, None when there was no log.
     """
 
     name: str
@@ -55,6 +57,8 @@ class DatasetCount:
     duplicates: int = 0
     exact_duplicates: int = 0
     texts_unknown: int = 0
+    split_by_id: int = 0
+    shared_conversations: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
 
@@ -81,7 +85,8 @@ class LengthLoss:
 class ExportReport:
     """A finished export; both splits are there, also when one has no rows and no file.
 
-    `key` is of everything that it was made of. `vocab` describes the draft vocabulary, or has "left_out".
+    `key` is of everything that it was made of. `split_by` says how rows were split, and how many keys there
+    were to split them by. `vocab` describes the draft vocabulary, or has "left_out".
     `decontamination` is empty where nothing was compared with evaluation sets, `conversations` where none
     were written.
     With `unchanged` the export was there already, and nothing was written.
@@ -92,7 +97,8 @@ class ExportReport:
     datasets: list[DatasetCount]
     length_losses: list[LengthLoss]
     files: list[FileEntry]
-    key: str = ""
+    key: str
+    split_by: dict[str, Any]
     vocab: dict[str, Any] = field(default_factory=dict)
     decontamination: dict[str, Any] = field(default_factory=dict)
     conversations: dict[str, Any] = field(default_factory=dict)
@@ -107,14 +113,14 @@ class ExportReport:
         )
 
 
-def build_manifest(report: ExportReport, *, split: Mapping[str, Any], provenance: Mapping[str, Any]) -> Any:
+def build_manifest(report: ExportReport, *, provenance: Mapping[str, Any]) -> Any:
     """The manifest as JSON-able values."""
     return {
         "format": EXPORT_FORMAT,
         "key": report.key,
         "files": [asdict(entry) for entry in report.files],
         "splits": {name: asdict(report.splits[name]) for name in SPLITS},
-        "split_by": dict(split),
+        "split_by": report.split_by,
         "datasets": [_describe(count) for count in report.datasets],
         "max_length": [asdict(loss) for loss in report.length_losses],
         "provenance": dict(provenance),
@@ -147,6 +153,7 @@ def _read_report(out_dir: Path, manifest: Mapping[str, Any]) -> ExportReport:
         length_losses=[LengthLoss(**one) for one in manifest["max_length"]],
         files=[FileEntry(**one) for one in manifest["files"]],
         key=manifest["key"],
+        split_by=manifest["split_by"],
         vocab=manifest["vocab"],
         decontamination=manifest["decontamination"],
         conversations=manifest["conversations"],
@@ -165,6 +172,8 @@ def _describe(count: DatasetCount) -> dict[str, Any]:
         "duplicates": count.duplicates,
         "exact_duplicates": count.exact_duplicates,
         "texts_unknown": count.texts_unknown,
+        "split_by_id": count.split_by_id,
+        "shared_conversations": count.shared_conversations,
         "skipped": dict(count.skipped),
     }
 
