@@ -1,10 +1,12 @@
 """Time and memory of an export against reading the same logs: default formats, 92 million completion tokens.
 
 Ten datasets with the lengths of the catalog's, ids as frequent as words are (Zipf) over 163,840; one is a
-quarter of several turns and one is trajectories. Each step runs in a process of its own.
+quarter of several turns and one is trajectories; as many prompts again were not asked yet. Each step runs in
+a process of its own.
 
 On 2 cores that nothing else uses, six runs: parsing 3.7 to 4.1 s, the export 9.0 to 10.2 s (16 to 18 s of
-CPU), 2.3 to 2.6 times as long, and 380 MiB in two processes. Where others use the cores too, the ratio says
+CPU), 2.3 to 2.6 times as long, and 380 MiB in two processes; that was before it read prompts, which takes
+some 3% more CPU and 15 MiB. Where others use the cores too, the ratio says
 little: the parsing needs one, the export both.
 
 Usage: python benchmarks/bench_export.py [--quick] [--folder FOLDER]
@@ -27,6 +29,8 @@ from flows.parameters import Export
 from tasks.core.export.configs import Target
 from tasks.core.export.rows import ExportDataset
 from tasks.core.export.run import export_run
+from tasks.core.prepare import PROMPTS
+from tasks.core.records import Prompt
 from tasks.core.response_log import RESPONSES, read_lines
 
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 163_840, 32_000
@@ -89,6 +93,7 @@ def write_logs(folder: Path, tokens: int) -> int:
 def _write_log(folder: Path, shape: Shape, tokens: int, rng: np.random.Generator, stock: np.ndarray) -> int:
     folder.mkdir()
     written, both, number = 0, 0, 0
+    prompts: list[int] = []
     with (folder / RESPONSES).open("wb") as file:
         while written < tokens:
             n_prompt, n_answer = (
@@ -99,14 +104,29 @@ def _write_log(folder: Path, shape: Shape, tokens: int, rng: np.random.Generator
             ids = stock[start : start + n_prompt + n_answer]
             row = _make_row(shape, number, ids, n_prompt)
             file.write(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE))
+            if number % shape.turns == 0:
+                prompts.append(n_prompt)
             written, both, number = written + n_answer, both + len(ids), number + 1
+    _write_prompts(folder / PROMPTS, shape, [*prompts, *prompts])
     return both
+
+
+def _write_prompts(path: Path, shape: Shape, prompts: list[int]) -> None:
+    """Of so many tokens each, four letters a token."""
+    with path.open("wb") as file:
+        for number, n_tokens in enumerate(prompts):
+            text = f"{number} of {shape.name}: " + "ask " * n_tokens
+            file.write(Prompt(_name(shape, number), [{"role": "user", "content": text}]).to_line())
+
+
+def _name(shape: Shape, number: int) -> str:
+    return f"{shape.name}-{number:08x}"
 
 
 def _make_row(shape: Shape, number: int, ids: np.ndarray, n_prompt: int) -> dict[str, Any]:
     n_answer = len(ids) - n_prompt
     row = {
-        "id": f"{shape.name}-{number // shape.turns:08x}", "turn": number % shape.turns,
+        "id": _name(shape, number // shape.turns), "turn": number % shape.turns,
         "prompt_tokens": n_prompt, "completion_tokens": n_answer, "cached_tokens": 0, "attempt": 1,
         "lane": "short", "finish_reason": "stop", "server": "http://127.0.0.1:30000", "latency_s": 8.1,
         "finished_at": "2026-11-30T02:11:09Z", "meta": {"kind": "bench"},

@@ -279,7 +279,7 @@ class Export(_Section):
     """What is written for the trainers."""
 
     eval_fraction: float = Field(0.02, ge=0, lt=1)
-    """Share of conversations held out for evaluation."""
+    """Share of conversations held out for evaluation; those with the same first user turn stay together."""
     formats: list[ExportFormat] = ["parquet", "jsonl", "arrow", "vocab"]
     """parquet: with all columns. jsonl: id, input_ids and loss_mask only (SpecForge, speculators). arrow: a
     load_from_disk folder (speculators). vocab: the draft vocabulary, by how often the target says each id.

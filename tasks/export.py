@@ -18,6 +18,7 @@ from tasks.core.export.left_out import count_left_out, say_left_out, split_left_
 from tasks.core.export.report import ExportReport
 from tasks.core.export.rows import ExportDataset
 from tasks.core.export.run import export_run
+from tasks.core.export.split_problems import find_split_problems
 from tasks.core.export.vocab import PT_FILES
 from tasks.core.run_file import read_run_file, read_setting
 from tasks.core.stats import DatasetStats
@@ -79,6 +80,8 @@ def export_datasets(
         retokenizer=_load_retokenizer(run) if "conversations" in rules.formats else "not asked for",
         provenance={key: run[key] for key in ("fingerprint", "accepted_changes") if key in run},
     )
+    for problem in find_split_problems(report):
+        logger.warning("%s", problem)
     if report.unchanged:
         logger.info("export unchanged: %d rows are in %s already", report.total.rows, report.out_dir)
         return report

@@ -17,7 +17,6 @@ TEXTS = [
     "naïve café — 東京 🦜",
     "jumps over\u2028the dog\t\\u0000",
 ]
-MESSAGES = [{"role": "user", "content": "the words of a prompt are no part of what is compared"}]
 
 
 def write_run(folder):
@@ -30,10 +29,15 @@ def write_run(folder):
         (folder / name).mkdir()
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / name / "raw_responses.jsonl").write_text(lines, encoding="utf-8")
-        prompts = {row["id"]: {"id": row["id"], "messages": MESSAGES} for row in rows}
+        prompts = {row["id"]: _make_prompt(row["id"]) for row in rows}
         lines = "".join(json.dumps(prompt) + "\n" for prompt in prompts.values())
         (folder / name / "prompts.jsonl").write_text(lines, encoding="utf-8")
     return list(datasets)
+
+
+def _make_prompt(name):
+    """Its words are no part of what is compared; each has its own, for these decide the split."""
+    return {"id": name, "messages": [{"role": "user", "content": f"what is asked of {name}"}]}
 
 
 def read_truth(folder):

@@ -34,7 +34,8 @@ def run_folder(tmp_path):
     }
     fingerprint = {"seed": 0, "model": "org/model", "datasets": {}}
     update_run_file(tmp_path, fingerprint=fingerprint, details=details, now="now")
-    dataset(tmp_path, [response(f"r{n}") for n in range(9)])
+    source = dataset(tmp_path, [response(f"r{n}") for n in range(9)])
+    write_prompts(source, [Prompt(f"r{n}", [{"role": "user", "content": f"q{n}"}]) for n in range(9)])
     return tmp_path
 
 
@@ -78,6 +79,19 @@ def test_rows_that_were_left_out_are_said_in_one_line(run_folder, caplog):
         ("WARNING", said.replace("duplicates 1, ", "")),
         ("INFO", "left out: duplicates 1; manifest.json has them by dataset"),
     ]
+
+
+def test_a_split_that_is_not_as_asked_is_warned_of(run_folder, caplog):
+    """Also when nothing changed: rows without their prompt, and a split without rows."""
+    assert call(run_folder).exit_code == 0
+    assert caplog.messages == []
+    (run_folder / "d" / "prompts.jsonl").unlink()
+    for state in ("", "(unchanged)"):
+        assert state in call(run_folder, "--eval-fraction", "1e-9").stdout
+        by_id, empty = caplog.messages
+        assert "9 rows are not in prompts.jsonl (d 9)" in by_id
+        assert "eval has no row" in empty
+        caplog.clear()
 
 
 def test_formats_and_the_size_of_the_vocabulary_can_be_named(run_folder):
@@ -142,7 +156,7 @@ def test_a_target_without_ids_leaves_the_vocabulary_out(run_folder, ids, caplog)
     """With the value, and where the right one is found; a vocabulary of 0 ids was asked for: no word."""
     change_run(run_folder, target_vocab_size=ids)
     for size in (6, None):
-        change_run(run_folder, export={"draft_vocab_size": size})
+        change_run(run_folder, export={"draft_vocab_size": size, "eval_fraction": 0.2})
         assert call(run_folder).exit_code == 0
         assert f"details.target_vocab_size in run.json is {ids}" in caplog.records[-1].getMessage()
         assert "config.json" in read_manifest(run_folder)["vocab"]["left_out"]

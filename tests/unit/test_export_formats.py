@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shlex
 import subprocess
 import sys
 
@@ -182,6 +183,17 @@ def test_the_settings_of_the_trainers_name_files_that_are_there(tmp_path):
     for path in ("arrow/train", "jsonl/train.jsonl", "vocab/d2t-6.npy", "vocab/t2d-6.npy"):
         assert path in commands
         assert (folder / path).exists()
+
+
+@pytest.mark.parametrize("formats", [["arrow"], ["arrow", "vocab"]])
+def test_the_drafter_is_trained_as_sglang_computes_it(tmp_path, formats):
+    """The train command turns off the two defaults of speculators that SGLang's EAGLE-3 does not have."""
+    export(tmp_path, [dataset(tmp_path, [response("a")])], **ALL | {"formats": formats})
+    text = (tmp_path / "export" / "configs" / "speculators.md").read_text().replace("\\\n", " ")
+    [command] = [shlex.split(line) for line in text.splitlines() if line.startswith("speculators train ")]
+    assert "--no-norm-before-residual" in command
+    assert command[command.index("--full-attention-indices") + 1 :][:1] == ["0"]
+    assert ("--d2t-path" in command) == ("vocab" in formats)
 
 
 def test_settings_speak_of_no_format_that_is_not_there(tmp_path):

@@ -16,6 +16,8 @@ from tasks.core.export.files import Batcher, RowBatch
 from tasks.core.export.key import Rules
 from tasks.core.export.report import LENGTH_LIMITS, DatasetCount, LengthLoss, Totals
 from tasks.core.export.rows import ExportDataset, LogDigest, RowFilter, read_export_rows
+from tasks.core.export.split_keys import SplitKeys, count_different, count_shared
+from tasks.core.prepare import PROMPTS
 from tasks.core.split import SPLITS, Split, assign_split
 from tasks.core.worker_process import Worker, count_workers
 
@@ -35,11 +37,12 @@ class Reading:
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What was counted of the rows that were read, and of the others."""
+    """What was counted of the rows that were read, and of the others; `different_keys` of a split."""
 
     datasets: list[DatasetCount]
     splits: dict[Split, Totals] = field(default_factory=lambda: {split: Totals() for split in SPLITS})
     length_losses: list[LengthLoss] = field(default_factory=lambda: [LengthLoss(n) for n in LENGTH_LIMITS])
+    different_keys: int = 0
     decontamination: dict[str, Any] = field(default_factory=dict)
 
 
@@ -95,12 +98,16 @@ def _iter_batches(reading: Reading, counts: ReadCounts) -> Iterator[RowBatch]:
         conversations="conversations" in rules.formats,
     )
     batcher = Batcher(rules.tokens_per_group, rules.rows_per_file)
-    for row in read_export_rows(reading.datasets, reading.digests, counts.datasets, row_filter):
-        split = assign_split(row.conversation_id, seed=rules.seed, eval_fraction=rules.eval_fraction)
+    keys = [SplitKeys(dataset.folder / PROMPTS) for dataset in reading.datasets]
+    for row in read_export_rows(reading.datasets, reading.digests, counts.datasets, keys, row_filter):
+        split = assign_split(row.split_key, seed=rules.seed, eval_fraction=rules.eval_fraction)
         counts.splits[split].add(row.sample)
         for loss in counts.length_losses:
             loss.add(row.sample)
         yield from batcher.add(split, row)
     yield from batcher.flush()
+    counts.different_keys = count_different(keys)
+    for count, shared in zip(counts.datasets, count_shared(keys), strict=True):
+        count.shared_conversations = shared
     if row_filter.evals is not None:
         counts.decontamination = row_filter.evals.describe()

@@ -86,7 +86,9 @@ _SPECFORGE_VOCAB = """\
 _SPECULATORS = """\
 # speculators 0.9.0
 
-All of it runs in the export's folder.
+All of it runs in the export's folder. For a drafter that SGLang is to serve, train with
+`--no-norm-before-residual --full-attention-indices 0`. SGLang's EAGLE-3 has neither of speculators' defaults
+(the norm before the residual, a window of 2,048 tokens): it would compute something else than was trained.
 """
 _SPECULATORS_TRAIN = """\
 ## Train on `arrow/train` as it is
@@ -97,7 +99,8 @@ export replaces, so train on a copy.
 ```bash
 cp -r arrow/train ../speculators-data
 speculators train --speculator-type eagle3 --verifier-name-or-path {model} \\
-  --data-path ../speculators-data --save-path ../speculators-checkpoints{vocab}
+  --data-path ../speculators-data --save-path ../speculators-checkpoints \\
+  --no-norm-before-residual --full-attention-indices 0{vocab}
 ```
 """
 _SPECULATORS_VOCAB = """ \\

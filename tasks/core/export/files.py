@@ -50,7 +50,7 @@ class Conversation:
 class ExportRow:
     """A sample with what is exported beside it; `id` is unique in its dataset, `meta` is JSON text.
 
-    `conversation` is there where it is asked for and known, once a generation.
+    `split_key` decides its split. `conversation` is there where it is asked for and known, once a generation.
     """
 
     id: str
@@ -58,6 +58,7 @@ class ExportRow:
     dataset: str
     conversation_id: str
     meta: str
+    split_key: int
     conversation: Conversation | None = None
 
 

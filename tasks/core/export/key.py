@@ -35,7 +35,12 @@ class Rules:
     @property
     def split_by(self) -> dict[str, Any]:
         """How the splits were made, for the manifest."""
-        return {"key": "conversation_id", "seed": self.seed, "eval_fraction": self.eval_fraction}
+        return {
+            "key": "first_user_turn",
+            "key_without_prompt": "conversation_id",
+            "seed": self.seed,
+            "eval_fraction": self.eval_fraction,
+        }
 
 
 def build_key(
@@ -45,10 +50,10 @@ def build_key(
     datasets: Sequence[ExportDataset],
     digests: Sequence[LogDigest | None],
     *,
-    prompts: Sequence[str] = (),
+    prompts: Sequence[str | None],
     retokenizer: Mapping[str, Any] | None = None,
 ) -> str:
-    """SHA-256 over all of it; `prompts` are the digests of prompts.jsonl, where they are read."""
+    """SHA-256 over all of it; `prompts` are the digests of each prompts.jsonl, None where there is none."""
     made_of = {
         "format": EXPORT_FORMAT,
         "versions": {"pyarrow": pa.__version__, "numpy": np.__version__, "torch": find_torch_version()},

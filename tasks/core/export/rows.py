@@ -1,7 +1,8 @@
 """The rows of the datasets' response logs that are exported, and the count of those that are not.
 
-Knows responses and logs; does not know splits or formats. Invariant: rows + duplicates + exact duplicates +
-skipped is every generation of a log, and only what was hashed is read: a log may grow meanwhile.
+Knows responses, logs and the prompts' split keys; does not know splits or formats. Invariant: rows +
+duplicates + exact duplicates + skipped is every generation of a log, and only what was hashed is read: a log
+may grow meanwhile.
 """
 
 import contextlib
@@ -18,13 +19,14 @@ from tasks.core.contamination import EvalIndex, iter_texts
 from tasks.core.export.duplicates import ExactDuplicates
 from tasks.core.export.files import Conversation, ExportInputError, ExportRow, Messages
 from tasks.core.export.report import DatasetCount
+from tasks.core.export.split_keys import SplitKeys
 from tasks.core.export.texts import ConversationReader
 from tasks.core.fast_responses import ResponseReader
 from tasks.core.masks import NotTokenExact, Sample, samples_from_response
 from tasks.core.prepare import PROMPTS
 from tasks.core.records import RecordError, Response, is_empty_answer
 from tasks.core.response_log import RESPONSES, read_lines
-from tasks.core.sources.hash_cache import hash_file
+from tasks.core.sources.hash_cache import HashCache
 
 _BLOCK_BYTES = 1 << 22
 _LIKE_A_TURN = re.compile(r"#\d+$")
@@ -89,18 +91,30 @@ def hash_log(path: Path) -> LogDigest | None:
     return LogDigest(size, digest.hexdigest(), is_torn=bool(rest))
 
 
-def hash_prompts(datasets: Sequence[ExportDataset]) -> list[str]:
-    """The SHA-256 of each dataset's prompts.jsonl.
+def hash_prompts(
+    datasets: Sequence[ExportDataset], cache: HashCache, *, needs_texts: bool
+) -> list[str | None]:
+    """The SHA-256 of each dataset's prompts.jsonl, None without one; `cache` spares those of before.
 
     Raises:
-        ExportInputError: one is not there.
+        ExportInputError: one cannot be read, or is not there and the texts are needed.
     """
+    paths = [dataset.folder / PROMPTS for dataset in datasets]
     try:
-        return [hash_file(dataset.folder / PROMPTS) for dataset in datasets]
-    except OSError as exc:
+        with ThreadPoolExecutor(2) as threads:
+            hashes = threads.map(
+                lambda path: cache.hash_file(path) if needs_texts or path.exists() else None, paths
+            )
+            return list(hashes)
+    except FileNotFoundError as exc:
         raise ExportInputError(
             f"{exc.filename} cannot be read ({exc.strerror}), and it has the texts: put it back, or export "
             "without decontaminate and conversations"
+        ) from exc
+    except OSError as exc:
+        raise ExportInputError(
+            f"{exc.filename} cannot be read ({exc.strerror}), and rows are split by their prompts: make it "
+            "readable, or move it away to have them split by conversation id"
         ) from exc
 
 
@@ -108,18 +122,20 @@ def read_export_rows(
     datasets: Sequence[ExportDataset],
     digests: Sequence[LogDigest | None],
     counts: Sequence[DatasetCount],
+    split_keys: Sequence[SplitKeys],
     row_filter: RowFilter,
 ) -> Iterator[ExportRow]:
     """The exportable rows of all logs as far as they were hashed; everything else is counted."""
-    for dataset, digest, count in zip(datasets, digests, counts, strict=True):
+    for dataset, digest, count, keys in zip(datasets, digests, counts, split_keys, strict=True):
         if digest is not None:
             count.source_bytes, count.source_sha256 = digest.bytes, digest.sha256
             with contextlib.ExitStack() as stack:
                 texts = None
                 if row_filter.needs_texts:
                     texts = stack.enter_context(ConversationReader(dataset.folder))
-                taker = _Taker(count, row_filter, texts)
+                taker = _Taker(count, row_filter, texts, keys)
                 yield from _read_rows(dataset.folder / RESPONSES, digest, taker)
+            keys.close()
 
 
 def _read_rows(path: Path, digest: LogDigest, taker: "_Taker") -> Iterator[ExportRow]:
@@ -152,6 +168,7 @@ class _Taker:
     count: DatasetCount
     row_filter: RowFilter
     texts: ConversationReader | None
+    split_keys: SplitKeys
 
     def take(self, response: Response) -> Iterator[ExportRow]:
         messages = self.texts.read(response) if self.texts else None  # of all: later turns build on it
@@ -166,7 +183,7 @@ class _Taker:
         kept = [sample for sample in samples if self._keeps(sample)]
         for sample in kept:
             self.count.exported.add(sample)
-            row = _to_export_row(response, sample, self.count.name)
+            row = self._to_row(response, sample)
             if self.row_filter.conversations and sample is kept[-1]:
                 row = self._with_conversation(row, messages, is_one_row=len(samples) == 1)
             yield row
@@ -180,6 +197,22 @@ class _Taker:
             self.count.exact_duplicates += 1
             return False
         return True
+
+    def _to_row(self, response: Response, sample: Sample) -> ExportRow:
+        conversation_id = str(response.extra.get("conversation_id") or response.id)
+        key = self.split_keys.find(response.id)
+        if key is None:
+            key = self.split_keys.make_unknown(conversation_id)
+            self.count.split_by_id += 1
+        meta = response.extra.get("meta") or {}
+        return ExportRow(
+            id=_name_row(response.id, sample.turn),
+            sample=sample,
+            dataset=self.count.name,
+            conversation_id=conversation_id,
+            meta=orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode(),
+            split_key=key,
+        )
 
     def _with_conversation(self, row: ExportRow, messages: Messages | None, *, is_one_row: bool) -> ExportRow:
         if messages is None:
@@ -203,14 +236,3 @@ class _Taker:
 def _name_row(response_id: str, turn: int) -> str:
     """The row's id, with its turn where that is a later one, or where the id looks as if it had one."""
     return f"{response_id}#{turn}" if turn or _LIKE_A_TURN.search(response_id) else response_id
-
-
-def _to_export_row(response: Response, sample: Sample, dataset: str) -> ExportRow:
-    meta = response.extra.get("meta") or {}
-    return ExportRow(
-        id=_name_row(response.id, sample.turn),
-        sample=sample,
-        dataset=dataset,
-        conversation_id=str(response.extra.get("conversation_id") or response.id),
-        meta=orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode(),
-    )

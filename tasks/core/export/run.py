@@ -13,6 +13,7 @@ from typing import Any
 from tasks.core.contamination import EvalFile, EvalSetError, describe_files
 from tasks.core.export.arrow import TOKENS_PER_SHARD, ArrowSink
 from tasks.core.export.batches import ReadCounts, Reading, read_batches
+from tasks.core.export.card import build_card
 from tasks.core.export.configs import Target, write_configs
 from tasks.core.export.conversations import ConversationSink, Retokenizer, describe_retokenizer
 from tasks.core.export.earlier import explain_foreign
@@ -32,7 +33,6 @@ from tasks.core.export.report import (
     MANIFEST,
     ExportReport,
     Totals,
-    build_card,
     build_manifest,
     read_unchanged,
 )
@@ -41,6 +41,7 @@ from tasks.core.export.threads import BackgroundSink
 from tasks.core.export.vocab import VocabSink
 from tasks.core.files import dump_json
 from tasks.core.folders import FolderError, ForeignFolderError, fill_folder, hold_folder, owned_folders
+from tasks.core.sources.hash_cache import HashCache
 from tasks.core.split import SPLITS
 from tasks.core.vocab import check_draft_vocab_size
 from tasks.core.worker_process import WorkerDiedError
@@ -74,7 +75,7 @@ def export_run(
     Args:
         datasets: the ones to export; choosing by status is the caller's.
         out_dir: replaced whole; must be missing, empty or an earlier export.
-        eval_fraction: share of conversations in eval, 0 <= eval_fraction < 1.
+        eval_fraction: share of first user turns in eval, 0 <= eval_fraction < 1.
         seed: of the split.
         formats: of FORMATS.
         provenance: JSON-able, goes into the manifest as it is.
@@ -109,7 +110,9 @@ def export_run(
     with _as_export_error():
         evals = describe_files(decontaminate)
         with_conversations = "conversations" in rules.formats
-        prompts = hash_prompts(datasets) if evals or with_conversations else []
+        cache = HashCache(out_dir.parent)
+        prompts = hash_prompts(datasets, cache, needs_texts=bool(evals) or with_conversations)
+        cache.save()
     provenance = {**provenance, **_describe_evals(evals)}
     with _as_export_error(), hold_folder(out_dir):
         digests = hash_logs(datasets)
@@ -128,6 +131,7 @@ def export_run(
                 length_losses=counts.length_losses,
                 files=files,
                 key=key,
+                split_by={**rules.split_by, "different_keys": counts.different_keys},
                 vocab=_describe_vocab(sinks, rules, target),
                 decontamination=counts.decontamination,
                 conversations=_describe_conversations(sinks),
@@ -210,9 +214,9 @@ def _write_descriptions(
     report.files.extend(
         write_configs(folder, formats=rules.formats, target=target, draft_vocab_size=vocab_size)
     )
-    card = build_card(report, split=rules.split_by).encode()
+    card = build_card(report).encode()
     report.files.append(write_file(folder, FileEntry("README.md", "card"), card))
-    manifest = build_manifest(report, split=rules.split_by, provenance=provenance)
+    manifest = build_manifest(report, provenance=provenance)
     (folder / MANIFEST).write_bytes(dump_json(manifest))
 
 

@@ -23,7 +23,7 @@ _SETTLED_NS = (
 
 
 class HashCache:
-    """What the files of a run's sources hashed to; `folder` is where that is kept."""
+    """What the files of a run's sources and prompts hashed to; `folder` is where that is kept."""
 
     def __init__(self, folder: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._path = folder / CACHE
