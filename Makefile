@@ -7,6 +7,7 @@ DEV_STAMP := $(VENV)/.dev-installed
 UV ?= uv
 TRAINERS := .venv-trainers
 TORCH ?= torch==2.13.0
+STEPS := $(addprefix tests/,records tokens prepare generate warm_up aggregate export)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo hub test fuzz test-live test-profiles test-trainers test-ui failures chaos check unit bench bench-quick sglang-flags lock clean
@@ -50,10 +51,10 @@ test-ui: $(DEV_STAMP) ## Drive the Prefect UI, and open a report, in headless Ch
 	$(BIN)/python -m pytest tests/ui -m ui
 
 unit: $(DEV_STAMP) ## The core's tests only: seconds
-	$(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest $(STEPS) -q
 
 fuzz: $(DEV_STAMP) ## The property tests of the core with new random examples, 5,000 each
-	$(BIN)/python -m pytest tests/unit -q --hypothesis-profile=fuzz -m hypothesis
+	$(BIN)/python -m pytest $(STEPS) -q --hypothesis-profile=fuzz -m hypothesis
 
 bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, two with 7 to 12 GB in the temp folder)
 	$(BIN)/python benchmarks/bench_budget.py
@@ -74,8 +75,8 @@ bench-quick: $(DEV_STAMP) ## A short version of the benchmarks
 	$(BIN)/python benchmarks/bench_export.py --quick
 
 sglang-flags: ## The table of SGLang's flags, from its own parser: make sglang-flags SGLANG_PYTHON=/path/to/python
-	$(SGLANG_PYTHON) scripts/dump_sglang_flags.py > serving/sglang_flags.json.new
-	mv serving/sglang_flags.json.new serving/sglang_flags.json
+	$(SGLANG_PYTHON) scripts/dump_sglang_flags.py > serving/launch/sglang_flags.json.new
+	mv serving/launch/sglang_flags.json.new serving/launch/sglang_flags.json
 
 lock: ## Compile the locks from pyproject.toml (needs uv)
 	$(UV) pip compile pyproject.toml --extra embedded --universal --python-version 3.11 --generate-hashes \

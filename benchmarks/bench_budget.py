@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tasks.core.budget import TokenBudget
+from tasks.generate.budget import TokenBudget
 
 CAP_TOKENS = 10_240
 TOKENS_PER_S = 50.0

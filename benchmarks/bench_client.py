@@ -20,11 +20,11 @@ import aiohttp
 import orjson
 from bench_support import RULES, Checkpoints, make_renderer, open_resources, read_peak_rss_mib, serve_apart
 
-from serving.event_loop import find_loop_factory
-from serving.protocol import GenerationRequest
-from tasks.core.prepare import PrepareOptions, open_prompts, prepare_prompts
-from tasks.core.rendering import Renderer
-from tasks.generation import generate_dataset
+from serving.client.event_loop import find_loop_factory
+from serving.client.protocol import GenerationRequest
+from tasks.generate.generation import generate_dataset
+from tasks.prepare.preparation import PrepareOptions, open_prompts, prepare_prompts
+from tasks.tokens.rendering import Renderer
 
 PROMPT_WORDS = 60
 

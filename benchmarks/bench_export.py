@@ -26,12 +26,12 @@ import orjson
 from bench_support import ProcessClock, run_apart
 
 from flows.parameters import Export
-from tasks.core.export.configs import Target
-from tasks.core.export.rows import ExportDataset
-from tasks.core.export.run import export_run
-from tasks.core.prepare import PROMPTS
-from tasks.core.records import Prompt
-from tasks.core.response_log import RESPONSES, read_lines
+from tasks.export.configs import Target
+from tasks.export.export_run import export_run
+from tasks.export.rows import ExportDataset
+from tasks.prepare.preparation import PROMPTS
+from tasks.records.response_log import RESPONSES, read_lines
+from tasks.records.rows import Prompt
 
 VOCAB_SIZE, DRAFT_VOCAB_SIZE = 163_840, 32_000
 TOKENS, QUICK_TOKENS = 92_000_000, 2_000_000

@@ -22,8 +22,8 @@ from bench_support import (
     write_prompts,
 )
 
-from tasks.core.rendering import Renderer
-from tasks.generation import generate_dataset
+from tasks.generate.generation import generate_dataset
+from tasks.tokens.rendering import Renderer
 
 TARGET_MIB = 150
 

@@ -32,22 +32,22 @@ from unittest import mock
 
 import orjson
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 from simulated_server import SimulatedServer, VirtualLoop
 from tiny_tokenizer import VOCAB_SIZE, make_tokenizer
 
-from serving.client import SGLangClient
-from serving.pool import ServerPool
-from tasks.core.budget import BudgetPolicy
-from tasks.core.lane import Lane
-from tasks.core.prepare import PrepareOptions, prepare_prompts
-from tasks.core.rendering import Renderer
-from tasks.core.response_log import REJECTED, RESPONSES
-from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Window
-from tasks.dispatch import Dispatcher, DispatchRules
-from tasks.generation import GenerationRules, Resources, generate_dataset
-from tasks.turn import Turn
+from serving.client.pool import ServerPool
+from serving.client.sglang import SGLangClient
+from tasks.generate.budget import BudgetPolicy
+from tasks.generate.dispatch import Dispatcher, DispatchRules
+from tasks.generate.generation import GenerationRules, Resources, generate_dataset
+from tasks.generate.turn import Turn
+from tasks.generate.window import Window
+from tasks.prepare.lane import Lane
+from tasks.prepare.preparation import PrepareOptions, prepare_prompts
+from tasks.records.response_log import REJECTED, RESPONSES
+from tasks.tokens.rendering import Renderer
+from tasks.tokens.tokenizer import load_tokenizer
 
 MEAN_TOKENS = (1577, 3793, 2000, 6000, 5000, 1500, 2500, 8000)  # one dataset each, before the cap
 CAP_TOKENS = 10_240
@@ -158,7 +158,7 @@ async def _run(setting: Setting, *, overlap: bool, policy: BudgetPolicy) -> Outc
     resources = Resources(pool, Window(lanes), setting.renderer, None, turn)
     started = time.process_time()
     clocked = functools.partial(Dispatcher, clock=loop.time)
-    with mock.patch("tasks.generation.Dispatcher", clocked):
+    with mock.patch("tasks.generate.generation.Dispatcher", clocked):
         async with asyncio.TaskGroup() as group:
             for name, mean in setting.datasets:
                 rules = GenerationRules(

@@ -32,8 +32,8 @@ from typing import Any
 import orjson
 from bench_support import ProcessClock, run_apart
 
-from tasks.core import parallel_draft, worker_process
-from tasks.core.prepare import PrepareOptions, prepare_prompts
+from tasks.prepare import parallel_draft, worker_process
+from tasks.prepare.preparation import PrepareOptions, prepare_prompts
 
 TARGET_RATIO = 3.0
 _WORDS = """

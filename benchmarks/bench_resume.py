@@ -33,11 +33,11 @@ from bench_support import (
     write_prompts,
 )
 
-from tasks.core.progress import Progress
-from tasks.core.records import Response
-from tasks.core.rendering import Renderer
-from tasks.core.response_log import RESPONSES
-from tasks.generation import GenerationResult, generate_dataset
+from tasks.generate.generation import GenerationResult, generate_dataset
+from tasks.records.progress import Progress
+from tasks.records.response_log import RESPONSES
+from tasks.records.rows import Response
+from tasks.tokens.rendering import Renderer
 
 OPEN_PROMPTS = 1_000
 CHECKPOINT = "checkpoint.json"

@@ -17,22 +17,22 @@ from typing import Any, TypeVar
 import orjson
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 from tiny_tokenizer import VOCAB_SIZE, make_tokenizer
 
-from serving.client import SGLangClient
-from serving.pool import ServerPool
-from tasks.core.files import write_json_atomically
-from tasks.core.lane import Lane
-from tasks.core.prepare import PROMPTS, REPORT, PrepareReport
-from tasks.core.prompt_file import IndexBuilder, hash_id
-from tasks.core.records import Prompt
-from tasks.core.rendering import Renderer
-from tasks.core.tokenizer import load_tokenizer
-from tasks.core.window import Window
-from tasks.dispatch import DispatchRules
-from tasks.generation import GenerationRules, Resources
-from tasks.turn import Turn
+from serving.client.pool import ServerPool
+from serving.client.sglang import SGLangClient
+from tasks.generate.dispatch import DispatchRules
+from tasks.generate.generation import GenerationRules, Resources
+from tasks.generate.turn import Turn
+from tasks.generate.window import Window
+from tasks.prepare.lane import Lane
+from tasks.prepare.preparation import PROMPTS, REPORT, PrepareReport
+from tasks.records.files import write_json_atomically
+from tasks.records.prompt_file import IndexBuilder, hash_id
+from tasks.records.rows import Prompt
+from tasks.tokens.rendering import Renderer
+from tasks.tokens.tokenizer import load_tokenizer
 
 PROMPTS_KEY = "benchmark"
 RULES = GenerationRules("bench", 1 << 60, DispatchRules({"temperature": 1.0, "top_p": 0.95}))

@@ -1,12 +1,12 @@
-"""The `draftmill` command: what flows/cli.py has, and `up`, which stands above the flows."""
+"""The `draftmill` command: what flows/cli/app.py has, and `up`, which stands above the flows."""
 
 from typing import Annotated
 
 import typer
 
-import flows.folder_cli
-import flows.serve_cli  # noqa: F401 - the commands register themselves
-from flows.cli import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
+import flows.cli.folder
+import flows.cli.serve  # noqa: F401 - the commands register themselves
+from flows.cli.app import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
 
 __all__ = ["main"]
 

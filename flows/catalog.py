@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from flows.parameters import DatasetSettings, Export, RunParameters
-from tasks.core.contamination import EvalSetError, describe_files
-from tasks.core.sources import SourceError, make_absolute, resolve_source
+from tasks.export.contamination import EvalSetError, describe_files
+from tasks.prepare.sources import SourceError, make_absolute, resolve_source
 
 CATALOG = Path(__file__).resolve().parent.parent / "datasets.toml"
 

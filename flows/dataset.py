@@ -11,12 +11,12 @@ from flows.logs import show_our_logs
 from flows.opening import join_run, to_generation_rules, to_prepare_request
 from flows.parameters import DatasetSettings, RunParameters
 from flows.patience import stay_until_heard
-from tasks.core.run_file import check_run_folder
-from tasks.generate import generate_responses
-from tasks.generation import GenerationResult
-from tasks.prepare import prepare_prompts
-from tasks.prompt_lengths import find_lengths
-from tasks.session import find_session
+from tasks.generate.generation import GenerationResult
+from tasks.generate.session import find_session
+from tasks.generate.task import generate_responses
+from tasks.prepare.measure_lengths import find_lengths
+from tasks.prepare.task import prepare_prompts
+from tasks.records.run_file import check_run_folder
 
 
 @flow(name="generate-dataset", flow_run_name="generate-{dataset.name}", persist_result=False)

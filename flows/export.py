@@ -10,12 +10,12 @@ from pydantic import Field
 from flows.logs import show_our_logs
 from flows.parameters import ExportFormat
 from flows.run_folder import check_exported, read_export_rules
-from tasks.aggregate import aggregate_stats
-from tasks.core.export.report import ExportReport
-from tasks.core.report import write_report
-from tasks.core.run_file import check_run_folder
-from tasks.core.run_stats import read_plans
-from tasks.export import export_drafter_data
+from tasks.aggregate.report import write_report
+from tasks.aggregate.run_stats import read_plans
+from tasks.aggregate.task import aggregate_stats
+from tasks.export.report import ExportReport
+from tasks.export.task import export_drafter_data
+from tasks.records.run_file import check_run_folder
 
 
 @flow(name="export-drafter-data", flow_run_name="export of {output_dir}", persist_result=False)

@@ -19,14 +19,14 @@ from flows.opening import (
 )
 from flows.parameters import DatasetSettings, RunParameters
 from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
-from tasks.core.folder_lock import FolderLockedError
-from tasks.core.prepare import read_report
-from tasks.core.records import RecordError
-from tasks.core.run_file import read_run_file
-from tasks.core.sources import hash_source, resolve_source
-from tasks.generation import GenerationResult, find_result
-from tasks.prepare import PrepareRequest
-from tasks.warm_up import known_fingerprint
+from tasks.generate.generation import GenerationResult, find_result
+from tasks.prepare.preparation import read_report
+from tasks.prepare.sources import hash_source, resolve_source
+from tasks.prepare.task import PrepareRequest
+from tasks.records.folder_lock import FolderLockedError
+from tasks.records.rows import RecordError
+from tasks.records.run_file import read_run_file
+from tasks.warm_up.task import known_fingerprint
 
 logger = logging.getLogger(__name__)
 

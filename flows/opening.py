@@ -16,19 +16,19 @@ from flows.catalog import list_datasets
 from flows.parameters import DatasetSettings, RunParameters
 from flows.servers import describe_launch, name_model, needs_server, open_server
 from serving.shared_server import find_failure
-from tasks.concurrency import adapt_window
-from tasks.core.dataset_plan import DatasetPlan
-from tasks.core.lane import Lane
-from tasks.core.prepare import PrepareOptions
-from tasks.core.run_file import update_run_file
-from tasks.dispatch import DispatchRules
-from tasks.export import ExportRules
-from tasks.generation import GenerationRules
-from tasks.on_disk import count_from_checkpoints
-from tasks.planning import DatasetWork
-from tasks.prepare import PrepareRequest
-from tasks.session import Session, find_session, use_session
-from tasks.warm_up import WarmUpRules, close_session, warm_up_server
+from tasks.aggregate.on_disk import count_from_checkpoints
+from tasks.export.task import ExportRules
+from tasks.generate.adapt_window import adapt_window
+from tasks.generate.dispatch import DispatchRules
+from tasks.generate.generation import GenerationRules
+from tasks.generate.session import Session, find_session, use_session
+from tasks.prepare.lane import Lane
+from tasks.prepare.preparation import PrepareOptions
+from tasks.prepare.task import PrepareRequest
+from tasks.records.dataset_plan import DatasetPlan
+from tasks.records.run_file import update_run_file
+from tasks.warm_up.planning import DatasetWork
+from tasks.warm_up.task import WarmUpRules, close_session, warm_up_server
 
 
 @contextlib.asynccontextmanager

@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from tasks.core.adapters.fields import find_taken_kwargs
-from tasks.core.sources import is_hub_source, spell_hub_source
+from tasks.prepare.adapters.fields import find_taken_kwargs
+from tasks.prepare.sources import is_hub_source, spell_hub_source
 
 DatasetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 AdapterName = Literal[  # spelled out: a form's choices

@@ -21,17 +21,17 @@ from flows.parameters import DatasetSettings, RunParameters
 from flows.patience import stay_until_heard
 from flows.refusals import all_need_change
 from flows.servers import open_server
-from tasks.aggregate import aggregate_stats
-from tasks.core.dataset_plan import DatasetPlan
-from tasks.core.export.report import ExportReport
-from tasks.core.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
-from tasks.core.report import write_report
-from tasks.core.run_file import check_run_folder
-from tasks.core.stats import DatasetStats
-from tasks.export import export_drafter_data
-from tasks.generation import GenerationResult
-from tasks.session import get_session
-from tasks.show_run import show_run
+from flows.show_run import show_run
+from tasks.aggregate.report import write_report
+from tasks.aggregate.stats import DatasetStats
+from tasks.aggregate.task import aggregate_stats
+from tasks.export.report import ExportReport
+from tasks.export.task import export_drafter_data
+from tasks.generate.generation import GenerationResult
+from tasks.generate.session import get_session
+from tasks.records.dataset_plan import DatasetPlan
+from tasks.records.folder_lock import RUN_LOCK, FolderLockedError, hold_folder_lock
+from tasks.records.run_file import check_run_folder
 
 _ADVICE = {
     True: "Change that, then run the same command again: what is done is not done again.",

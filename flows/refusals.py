@@ -7,13 +7,13 @@ fields, never at a message.
 from collections.abc import Iterable
 
 from flows.catalog import InputError
-from serving.errors import ServingError
-from tasks.core.export.files import ExportInputError
-from tasks.core.prepare import EmptyDatasetError
-from tasks.core.run_file import RunFolderError
-from tasks.core.sources import SourceError
-from tasks.generation import NothingAnsweredError
-from tasks.preflight import PreflightError
+from serving.client.errors import ServingError
+from tasks.export.files import ExportInputError
+from tasks.generate.generation import NothingAnsweredError
+from tasks.prepare.preparation import EmptyDatasetError
+from tasks.prepare.sources import SourceError
+from tasks.records.run_file import RunFolderError
+from tasks.warm_up.preflight import PreflightError
 
 _REFUSALS = (
     InputError, RunFolderError, PreflightError, SourceError, EmptyDatasetError, ExportInputError,

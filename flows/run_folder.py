@@ -10,12 +10,12 @@ from types import UnionType
 from typing import Any
 
 from flows.parameters import Export
-from tasks.core.export.files import ExportError
-from tasks.core.export.report import ExportReport
-from tasks.core.run_file import RunFolderError, read_run_file, read_setting
-from tasks.core.stats import DatasetStats
-from tasks.core.vocab import check_draft_vocab_size
-from tasks.export import ExportRules
+from tasks.aggregate.stats import DatasetStats
+from tasks.export.files import ExportError
+from tasks.export.report import ExportReport
+from tasks.export.task import ExportRules
+from tasks.records.run_file import RunFolderError, read_run_file, read_setting
+from tasks.tokens.draft_vocab import check_draft_vocab_size
 
 
 def read_export_rules(

@@ -14,23 +14,23 @@ from typing import Any
 
 from flows.catalog import list_datasets
 from flows.parameters import RunParameters
+from serving.client.errors import LaunchRefused
 from serving.embedded.launcher import EmbeddedServer
 from serving.embedded.model import DEMO_MODEL, DEMO_NAMES, resolve_model
-from serving.errors import LaunchRefused
-from serving.launch import launch_server
-from serving.launch_command import (
+from serving.launch.command import (
     API_KEY_VARIABLE,
     LaunchCommand,
     build_command,
     default_key_path,
     read_changes,
 )
-from serving.model_checks import check_model
-from serving.profile import load_profile
-from serving.sglang_install import find_install
+from serving.launch.launched import launch_server
+from serving.launch.model_checks import check_model
+from serving.launch.profile import load_profile
+from serving.launch.sglang_install import find_install
+from serving.launch.supervisor import SGLangServer
 from serving.shared_server import give_up_server, share_server
-from serving.supervisor import SGLangServer
-from tasks.core.server_facts import redact_launch
+from tasks.warm_up.server_facts import redact_launch
 
 logger = logging.getLogger(__name__)
 

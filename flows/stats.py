@@ -5,10 +5,10 @@ from pathlib import Path
 from prefect import flow
 
 from flows.logs import show_our_logs
-from tasks.aggregate import aggregate_stats
-from tasks.core.run_file import check_run_folder
-from tasks.core.run_stats import read_plans
-from tasks.core.stats import DatasetStats
+from tasks.aggregate.run_stats import read_plans
+from tasks.aggregate.stats import DatasetStats
+from tasks.aggregate.task import aggregate_stats
+from tasks.records.run_file import check_run_folder
 
 
 @flow(name="aggregate-stats", flow_run_name="stats of {output_dir}", persist_result=False)

@@ -1,4 +1,4 @@
-"""Write the table of SGLang's flags that `draftmill serve` checks against: serving/sglang_flags.json.
+"""Write the table of SGLang's flags that `draftmill serve` checks against: serving/launch/sglang_flags.json.
 
 Run by the interpreter that SGLang is installed in (`make sglang-flags SGLANG_PYTHON=...`), so it imports
 nothing but SGLang and the standard library. It reads the real parser's own actions, not its help page. For

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serving.errors import ServingError
+from serving.client.errors import ServingError
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from prefect.results import ResultStore, aresolve_result_storage
 from prefect.serializers import JSONSerializer
 from prefect.settings import get_current_settings
 
-from tasks.core.files import write_bytes_atomically
-from tasks.core.run_file import hash_fingerprint
+from tasks.records.files import write_bytes_atomically
+from tasks.records.run_file import hash_fingerprint
 
 logger = logging.getLogger(__name__)
 

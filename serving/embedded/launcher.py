@@ -20,7 +20,7 @@ from typing import Self
 import httpx
 
 from serving.embedded.errors import EmbeddedError
-from serving.processes import describe_tail, environment_without_secrets, open_log, stop_group
+from serving.launch.processes import describe_tail, environment_without_secrets, open_log, stop_group
 
 START_TIMEOUT_S = 600.0
 """Long, because the first start downloads the model."""

@@ -58,7 +58,7 @@ def fake_server(tmp_path):
 
     def start(*, port=0, **options):
         ready = tmp_path / f"fake-{len(processes)}.json"
-        script = Path(__file__).parent.parent / "fake_sglang.py"
+        script = Path(__file__).parents[1] / "support" / "fake_sglang.py"
         argv = [sys.executable, str(script), "--port", str(port), "--ready-file", str(ready)]
         for name, value in options.items():
             argv += [f"--{name.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]

@@ -15,7 +15,7 @@ from run_support import Runner
 from tiny_tokenizer import TEMPLATE, make_tokenizer
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.cli.app import app
 
 FAKE_LAUNCHER = """#!/bin/sh
 echo "server_args: {{'api_key': '{key}'}}"  # as SGLang does
@@ -165,7 +165,7 @@ def test_another_model_is_refused(checked):
 def test_another_model_is_refused_before_the_hub_is_asked_for_a_tokenizer(checked, monkeypatch):
     """Which takes a minute where there is no such model, or no Hub."""
     checked.runner.raw["target"] = {"model": "org/wanted"}
-    monkeypatch.setattr("tasks.warm_up.load_tokenizer", None)  # calling it would be a TypeError
+    monkeypatch.setattr("tasks.warm_up.task.load_tokenizer", None)  # calling it would be a TypeError
     _assert_refused(checked(served_model_name="org/other"), "'org/other'", "target.model is 'org/wanted'")
 
 
@@ -353,7 +353,7 @@ def test_what_is_missing_is_said_before_sglang_is_started(launching, tmp_path):
 def launch_fake(runner, tokenizer_dir, key, **settings):
     """Let a run launch the fake server; returns its port."""
     sglang = runner.folder / "sglang"  # found beside the interpreter that is named
-    fake = Path(__file__).parents[1] / "fake_sglang.py"
+    fake = Path(__file__).parents[1] / "support" / "fake_sglang.py"
     sglang.write_text(
         FAKE_LAUNCHER.format(python=sys.executable, fake=fake, key=key, tokenizer=tokenizer_dir)
     )

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flows.parameters import RunParameters
-from tasks.turn import ProcessTurn
+from tasks.generate.turn import ProcessTurn
 
 pytestmark = pytest.mark.prefect
 

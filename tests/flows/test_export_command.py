@@ -13,15 +13,15 @@ from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
 from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
-from flows.folder_cli import app
-from tasks.core.export.rows import ExportDataset
-from tasks.core.records import Prompt
-from tasks.core.run_file import update_run_file
-from tasks.core.run_stats import collect_stats, read_plans
-from tasks.core.tokenizer import load_tokenizer
-from tasks.core.vocab import choose_draft_vocab_size
-from tasks.export import ExportRules, export_drafter_data
-from tasks.preflight import check_draft_vocab
+from flows.cli.folder import app
+from tasks.aggregate.run_stats import collect_stats, read_plans
+from tasks.export.rows import ExportDataset
+from tasks.export.task import ExportRules, export_drafter_data
+from tasks.records.rows import Prompt
+from tasks.records.run_file import update_run_file
+from tasks.tokens.draft_vocab import choose_draft_vocab_size
+from tasks.tokens.tokenizer import load_tokenizer
+from tasks.warm_up.preflight import check_draft_vocab
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_rows_that_were_left_out_are_said_in_one_line(run_folder, caplog):
     assert call(run_folder, "--partial").stdout.splitlines()[1:] == [said]
     stats = collect_stats(run_folder, read_plans(run_folder))
     rules = ExportRules(eval_fraction=0.2, seed=0, formats=["jsonl"], partial=True)
-    with caplog.at_level(logging.INFO, logger="tasks.export"):
+    with caplog.at_level(logging.INFO, logger="tasks.export.task"):
         asyncio.run(export_drafter_data.fn(run_folder, stats, rules))
     said_of_them = [(one.levelname, one.getMessage()) for one in caplog.records if "left out" in one.message]
     assert said_of_them == [
@@ -192,9 +192,9 @@ main()
 @pytest.mark.parametrize(
     ("where", "name", "said"),
     [
-        ("tasks.core.run_stats", "collect_stats", "the export that was there before is untouched"),
-        ("tasks.core.export.rows", "samples_from_response", "the export that was there before is untouched"),
-        ("tasks.core.report", "write_report", "the new export is there, whole"),
+        ("tasks.aggregate.run_stats", "collect_stats", "the export that was there before is untouched"),
+        ("tasks.export.rows", "samples_from_response", "the export that was there before is untouched"),
+        ("tasks.aggregate.report", "write_report", "the new export is there, whole"),
     ],
 )
 def test_ctrl_c_ends_an_export_with_one_line(run_folder, number, where, name, said):

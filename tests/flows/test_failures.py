@@ -29,7 +29,7 @@ from served_support import (
 
 from flows.prefect_server import QUIET, run_prefect_server
 from tasks.checkpoints import make_checkpoint_key
-from tasks.core.run_file import read_run_file
+from tasks.records.run_file import read_run_file
 
 pytestmark = [pytest.mark.prefect, pytest.mark.failures]
 

@@ -20,10 +20,10 @@ from fake_sglang import FakeServer, prompt_key
 from generation_support import Dataset, make_dataset, make_renderer, mark_id
 from tiny_tokenizer import make_tokenizer
 
-from tasks.core.progress import Progress
-from tasks.core.response_log import REJECTED, RESPONSES, read_lines
+from tasks.records.progress import Progress
+from tasks.records.response_log import REJECTED, RESPONSES, read_lines
 
-TESTS = Path(__file__).parents[1]
+SUPPORT = Path(__file__).parents[1] / "support"
 SEED = int(os.environ.get("DRAFTMILL_KILL_SEED", "1"))
 WINDOW, LONG_WINDOW = 16, 4
 LONGEST_ANSWER = 300
@@ -53,7 +53,7 @@ MOMENTS = ("starting", "generating", "writing a row", "writing a checkpoint")
 @contextlib.contextmanager
 def running(script, *options, **popen_options):
     """A script of tests/ as a process, killed at the end if it is still there."""
-    command = [sys.executable, str(TESTS / script), *map(str, options)]
+    command = [sys.executable, str(SUPPORT / script), *map(str, options)]
     with subprocess.Popen(command, text=True, **popen_options) as process:
         try:
             yield process
@@ -164,7 +164,7 @@ def finish(options, dataset):
     for _ in range(10):
         rows_before = len(dataset.rows)
         process = subprocess.run(
-            [sys.executable, str(TESTS / "generate_once.py"), *map(str, options)],
+            [sys.executable, str(SUPPORT / "generate_once.py"), *map(str, options)],
             capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip
         assert process.returncode in (0, 3), process.stderr

@@ -15,13 +15,13 @@ from rich.console import Console
 from run_support import DRAFTMILL
 from typer.testing import CliRunner
 
-from flows.folder_cli import app
-from flows.monitor_view import LookView
-from tasks.core.log_watch import RunLogWatch
-from tasks.core.recent_answers import ServerActivity
-from tasks.core.records import Rejected, Response
-from tasks.core.run_file import update_run_file
-from tasks.core.stats_views import shorten
+from flows.cli.folder import app
+from flows.monitor.view import LookView
+from tasks.aggregate.log_watch import RunLogWatch
+from tasks.aggregate.recent_answers import ServerActivity
+from tasks.aggregate.stats_views import shorten
+from tasks.records.rows import Rejected, Response
+from tasks.records.run_file import update_run_file
 
 
 def start_run(folder, **budgets):
@@ -370,5 +370,5 @@ def test_counts_are_shortened(count, text):
 
 def test_it_needs_no_prefect():
     """It starts at once."""
-    code = "import sys, flows.monitor; sys.exit('prefect' in sys.modules)"
+    code = "import sys, flows.monitor.live; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.monitor_layout import Layout, Sizes, fit, list_hidden
+from flows.monitor.layout import Layout, Sizes, fit, list_hidden
 
 heights = st.lists(st.integers(1, 4), max_size=8)
 sizes = st.builds(

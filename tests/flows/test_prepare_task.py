@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tasks import prepare
-from tasks.core.prepare import PrepareOptions
+from tasks.prepare import task as prepare
+from tasks.prepare.preparation import PrepareOptions
 
 
 def test_a_task_that_is_cancelled_stops_its_thread(tmp_path, monkeypatch):

@@ -7,10 +7,10 @@ from run_support import Runner
 from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
-from flows.cli import app
-from tasks.core.records import Response
-from tasks.core.rendering import Renderer
-from tasks.core.tokenizer import load_tokenizer
+from flows.cli.app import app
+from tasks.records.rows import Response
+from tasks.tokens.rendering import Renderer
+from tasks.tokens.tokenizer import load_tokenizer
 
 CHAT = [
     {"role": "user", "content": "hello"},

@@ -17,14 +17,14 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 from run_support import interrupt
 
 from flows.catalog import InputError
+from flows.cli.run_pipeline import exit_code_of, up_command
 from flows.pipeline import DatasetsFailedError, RunReport
-from flows.run_command import exit_code_of, up_command
-from serving.errors import KvCacheTooSmall, LaunchRefused, PortTaken, StartFailed
-from tasks.core.prepare import EmptyDatasetError
-from tasks.core.run_file import RunFolderError
-from tasks.core.sources import SourceError
-from tasks.core.stats_scan import scan_dataset
-from tasks.preflight import PreflightError
+from serving.client.errors import KvCacheTooSmall, LaunchRefused, PortTaken, StartFailed
+from tasks.aggregate.stats_scan import scan_dataset
+from tasks.prepare.preparation import EmptyDatasetError
+from tasks.prepare.sources import SourceError
+from tasks.records.run_file import RunFolderError
+from tasks.warm_up.preflight import PreflightError
 
 pytestmark = pytest.mark.prefect
 
@@ -208,7 +208,7 @@ def test_a_full_disk_is_named_and_loses_nothing(two_datasets):
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
-        "from flows.cli import main; main()\n"
+        "from flows.cli.app import main; main()\n"
     )
     argv = ["run", "--param-file", str(two_datasets.write()), "--max-tokens-per-dataset", "3000"]
     limited = [sys.executable, "limit.py", *argv]

@@ -9,8 +9,8 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
-from tasks.core.folder_lock import RUN_LOCK, hold_folder_lock
-from tasks.core.run_file import update_run_file
+from tasks.records.folder_lock import RUN_LOCK, hold_folder_lock
+from tasks.records.run_file import update_run_file
 
 pytestmark = pytest.mark.prefect
 

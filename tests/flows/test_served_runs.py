@@ -14,7 +14,7 @@ from served_support import (
     wait_for_end,
 )
 
-from tasks.core.folder_lock import RUN_LOCK, hold_folder_lock
+from tasks.records.folder_lock import RUN_LOCK, hold_folder_lock
 
 pytestmark = pytest.mark.prefect
 

@@ -10,16 +10,16 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.parameters import RunParameters
+from flows.show_run import show_run
 from tasks.artifacts import artifact_key, run_artifact_key
-from tasks.show_run import show_run
 
 RUN = """
 import asyncio, dataclasses, sys
-import flows.dataset, flows.pipeline, tasks.artifacts, tasks.show_run
+import flows.dataset, flows.pipeline, tasks.artifacts, flows.show_run
 from flows.parameters import RunParameters
 
 tasks.artifacts.LAST_CALL_S = 120.0  # a busy machine is not what is tested
-tasks.show_run.SHOW_EVERY_S = 0.1
+flows.show_run.SHOW_EVERY_S = 0.1
 to_rules, update, updates = flows.dataset.to_generation_rules, tasks.artifacts._update, []
 flows.dataset.to_generation_rules = lambda *a: dataclasses.replace(to_rules(*a), checkpoint_every_s=0.2)
 
@@ -79,7 +79,8 @@ async def _read(key):
 
 def test_nothing_is_shown_outside_a_flow_run(tmp_path, monkeypatch):
     """The block runs, and no one asks Prefect's server, which may not be there."""
-    monkeypatch.setattr("tasks.show_run.show_beside", lambda *_, **__: pytest.fail("there is no run"))
+    target = "flows.show_run.show_beside"
+    monkeypatch.setattr(target, lambda *_, **__: pytest.fail("there is no run"))
 
     async def enter():
         async with show_run(tmp_path, []):

@@ -7,7 +7,7 @@ from tiny_tokenizer import TEMPLATE, make_tokenizer
 from typer.testing import CliRunner
 
 from flows.catalog import build_parameters, complete_parameters
-from flows.cli import app
+from flows.cli.app import app
 from flows.opening import to_warm_up_rules
 from flows.servers import needs_server
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from run_support import DRAFTMILL
 
-from serving.flag_table import TABLE_FILE
-from serving.launch_command import build_command
-from serving.profile import list_profiles, load_profile
-from serving.sglang_install import ask_parser
+from serving.launch.command import build_command
+from serving.launch.flag_table import TABLE_FILE
+from serving.launch.profile import list_profiles, load_profile
+from serving.launch.sglang_install import ask_parser
 
 pytestmark = pytest.mark.live
 DUMP = Path(__file__).parents[2] / "scripts/dump_sglang_flags.py"

@@ -11,10 +11,10 @@ import time
 import psutil
 import pytest
 
-from serving.client import SGLangClient
-from serving.errors import StartFailed
-from serving.protocol import GenerationRequest
-from serving.supervisor import SGLangServer
+from serving.client.errors import StartFailed
+from serving.client.protocol import GenerationRequest
+from serving.client.sglang import SGLangClient
+from serving.launch.supervisor import SGLangServer
 
 pytestmark = pytest.mark.live
 

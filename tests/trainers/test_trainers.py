@@ -21,10 +21,10 @@ from trainer_support import (
 )
 from transformers import AutoTokenizer
 
-from tasks.core.export.configs import Target
-from tasks.core.export.rows import ExportDataset
-from tasks.core.export.run import FORMATS, export_run
-from tasks.core.vocab import build_vocab_map
+from tasks.export.configs import Target
+from tasks.export.export_run import FORMATS, export_run
+from tasks.export.rows import ExportDataset
+from tasks.tokens.draft_vocab import build_vocab_map
 
 pytestmark = pytest.mark.trainers
 HERE = Path(__file__).parent

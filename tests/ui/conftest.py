@@ -1,7 +1,7 @@
 """A browser for the tests that look at Prefect's UI."""
 
 import pytest
-from ui.prefect_ui import PrefectUI
+from prefect_ui import PrefectUI
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
-from ui.screen import CHROMIUM
+from screen import CHROMIUM
 
-from tasks.core.records import Rejected, Response
-from tasks.core.report import write_report
-from tasks.core.run_file import update_run_file
-from tasks.core.run_stats import collect_stats, read_plans
+from tasks.aggregate.report import write_report
+from tasks.aggregate.run_stats import collect_stats, read_plans
+from tasks.records.rows import Rejected, Response
+from tasks.records.run_file import update_run_file
 
 pytestmark = pytest.mark.ui
 NAMES = ("B1_glaive", "B2_<img src=x onerror=document.title='x'>")

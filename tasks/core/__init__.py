@@ -1,1 +1,0 @@
-"""What is true: records, logs, budgets, masks. Pure: no Prefect, no HTTP, no clock of its own."""

@@ -1,0 +1,1 @@
+"""The files of an export: one module a format."""
