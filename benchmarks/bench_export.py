@@ -6,8 +6,8 @@ a process of its own.
 
 On 2 cores that nothing else uses, six runs: parsing 3.7 to 4.1 s, the export 9.0 to 10.2 s (16 to 18 s of
 CPU), 2.3 to 2.6 times as long, and 380 MiB in two processes; that was before it read prompts, which takes
-some 3% more CPU and 15 MiB. Where others use the cores too, the ratio says
-little: the parsing needs one, the export both.
+some 3% more CPU and 15 MiB. Where others use the cores too, the ratio says little: the parsing needs one, the
+export both.
 
 Usage: python benchmarks/bench_export.py [--quick] [--folder FOLDER]
 """
