@@ -13,10 +13,10 @@ from export_support import dataset, export, hashes, manifest, read_jsonl, read_p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.export import parquet as export_parquet
 from tasks.export import rows as export_rows
 from tasks.export.export_run import FORMATS
 from tasks.export.files import ExportError, ExportInputError
+from tasks.export.formats import parquet as export_parquet
 from tasks.export.formats.parquet import SCHEMA, check_parquet
 from tasks.export.rows import ExportDataset
 from tasks.export.split.assign import assign_split

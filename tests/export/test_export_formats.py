@@ -14,9 +14,9 @@ from export_support import dataset, export, hashes, manifest, read_jsonl, read_p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.export import jsonl as export_jsonl
 from tasks.export.configs import Target
 from tasks.export.files import ExportInputError, FileEntry, HashedFile
+from tasks.export.formats import jsonl as export_jsonl
 from tasks.export.formats.arrow import ArrowSink
 from tasks.tokens.draft_vocab import build_vocab_map
 

@@ -11,9 +11,9 @@ from export_support import dataset, export, hashes, manifest, read_parquet, resp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.export import split_keys as export_split_keys
 from tasks.export.files import ExportInputError
 from tasks.export.rows import ExportDataset
+from tasks.export.split import keys as export_split_keys
 from tasks.export.split.assign import make_split_key
 from tasks.export.split.keys import SplitKeys
 from tasks.export.split.problems import find_split_problems
