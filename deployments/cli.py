@@ -6,6 +6,7 @@ import typer
 
 import flows.cli.folder
 import flows.cli.serve  # noqa: F401 - the commands register themselves
+from deployments.errors import PrefectFileError
 from flows.cli.app import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
 
 __all__ = ["main"]
@@ -31,11 +32,18 @@ def up(
     limit: Annotated[
         int, typer.Option(min=1, metavar="RUNS", help="Runs at a time, of the pipeline and of datasets each.")
     ] = 5,
+    reset: Annotated[
+        bool,
+        typer.Option(
+            "--reset", help="Take what prefect.yaml says, also where a deployment was changed on the server."
+        ),
+    ] = False,
 ) -> None:
     """Serve the deployments of prefect.yaml: start, watch, schedule and retry runs in the Prefect UI.
 
     It stays until Ctrl-C or SIGTERM, which cancels the runs and saves. What it started is started again when
-    it dies.
+    it dies. What was changed on a deployment in the UI is kept, and named; of prefect.yaml it takes what
+    changed there since the last start. Where both changed, prefect.yaml wins. --reset takes it all.
 
     Example: draftmill up, then open http://127.0.0.1:4200
     """
@@ -47,8 +55,8 @@ def up(
         api_url = find_api_url()
         from deployments.up import run_up
 
-        run_up(api_url, port=port, limit=limit, say=say)
-    except PrefectUrlError as exc:
+        run_up(api_url, port=port, limit=limit, reset=reset, say=say)
+    except (PrefectUrlError, PrefectFileError) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     except PrefectServerError as exc:
         fail(str(exc), EXIT_FAILED)

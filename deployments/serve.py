@@ -5,6 +5,7 @@ groups with slots of their own: in one group the datasets would wait for a slot 
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -12,8 +13,11 @@ import sys
 from prefect import aserve
 from prefect.client.orchestration import get_client
 
-from deployments.definitions import keep_schedules, read_group
+from deployments.definitions import read_group
+from deployments.registration import register
 from serving.parent import watch_parent
+
+logger = logging.getLogger(__name__)
 
 
 async def serve_group(group: str, *, limit: int) -> None:
@@ -26,7 +30,9 @@ async def serve_group(group: str, *, limit: int) -> None:
     deployments = read_group(group)
     async with get_client() as client:
         for deployment in deployments:
-            await keep_schedules(client, deployment)
+            registration = await register(client, deployment)
+            for line in registration.describe_changes():
+                logger.warning(line)
     await aserve(*deployments, limit=limit, pause_on_shutdown=False, print_starting_message=False)
 
 

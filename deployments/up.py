@@ -20,7 +20,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deployments.automations import ensure_automation
-from deployments.definitions import GROUPS
+from deployments.definitions import GROUPS, read_group
+from deployments.registration import register
 from flows.patience import find_problem
 from flows.prefect_server import UI_PORT, PrefectServerError, is_prefect, run_prefect_server
 
@@ -32,23 +33,32 @@ _LONGEST_PAUSE_S = 30.0
 _HEARTBEAT_S = 60
 
 
-def run_up(api_url: str | None, *, port: int = UI_PORT, limit: int = 5, say: Callable[[str], None]) -> None:
+def run_up(
+    api_url: str | None,
+    *,
+    port: int = UI_PORT,
+    limit: int = 5,
+    reset: bool = False,
+    say: Callable[[str], None],
+) -> None:
     """Serve the deployments until SIGINT or SIGTERM.
 
     Args:
         api_url: the Prefect server that is configured; None looks for one at `port`, and starts it there.
         port: of a server that has to be started.
         limit: runs at a time, of the pipeline and of datasets each.
+        reset: take the deployments as prefect.yaml has them, whatever was changed on the server.
         say: prints a line.
 
     Raises:
         PrefectServerError: the configured server does not answer, or none could be started.
+        PrefectFileError: prefect.yaml cannot be deployed.
     """
     with _catch_signals() as stop, _find_server(api_url, port) as ui:
         if stop.is_set():
             return
         with temporary_settings({PREFECT_API_URL: f"{ui}/api"}):
-            asyncio.run(_prepare_server())
+            asyncio.run(_prepare_server(reset, say))
         env = {
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(_HEARTBEAT_S),
             **os.environ,
@@ -96,9 +106,14 @@ def _find_server(api_url: str | None, port: int) -> Iterator[str]:
         yield started
 
 
-async def _prepare_server() -> None:
+async def _prepare_server(reset: bool, say: Callable[[str], None]) -> None:
+    """Register here first: a serving process, which may start often, neither resets nor says what is kept."""
     async with get_client() as client:
         await ensure_automation(client)
+        for deployment in [deployment for group in GROUPS for deployment in read_group(group)]:
+            registration = await register(client, deployment, reset=reset)
+            for line in [*registration.describe_changes(), *registration.describe_kept()]:
+                say(line)
 
 
 class _Group:

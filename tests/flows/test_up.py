@@ -2,13 +2,16 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 
 import psutil
 import pytest
+import yaml
+from prefect.client.orchestration import get_client
 from run_support import DRAFTMILL
-from served_support import wait_until
+from served_support import ROOT, wait_until
 
 pytestmark = pytest.mark.prefect
 
@@ -20,10 +23,11 @@ def start(prefect_url, tmp_path):
     """Start it on the session's Prefect server."""
     started = []
 
-    def start():
+    def start(*flags, cwd=None):
         with (tmp_path / "up.log").open("ab") as log:
             env = {**os.environ, "PREFECT_API_URL": prefect_url}
-            started.append(subprocess.Popen([*DRAFTMILL, "up"], env=env, stdout=log, stderr=log))
+            argv = [*DRAFTMILL, "up", *flags]
+            started.append(subprocess.Popen(argv, cwd=cwd, env=env, stdout=log, stderr=log))
         return started[-1]
 
     yield start
@@ -67,3 +71,99 @@ def test_killed_itself_it_leaves_nothing_behind(start):
     process.kill()
     _, alive = psutil.wait_procs(groups.values(), timeout=300)
     assert not alive
+
+
+@pytest.fixture
+def prefect_file(tmp_path):
+    """A prefect.yaml with a deployment in each group, beside a copy of the code that serves it."""
+    shutil.copytree(ROOT / "deployments", tmp_path / "deployments")
+    entries = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    ours = [{**entry, "name": f"{entry['name']}-edited"} for entry in entries]
+    path = tmp_path / "prefect.yaml"
+    path.write_text(yaml.safe_dump({"deployments": [ours[0], ours[2]]}))
+    return path
+
+
+def change_file(path, which, **changed):
+    """Edit the entry of a deployment in prefect.yaml."""
+    entries = yaml.safe_load(path.read_text())["deployments"]
+    [entry] = [entry for entry in entries if entry["name"] == which]
+    entry.update(changed)
+    path.write_text(yaml.safe_dump({"deployments": entries}))
+
+
+def read_deployments():
+    """Both of the file, the pipeline's first."""
+    names = ("generate-drafter-data/pipeline-edited", "generate-dataset/dataset-edited")
+    with get_client(sync_client=True) as client:
+        return [client.read_deployment_by_name(name) for name in names]
+
+
+def edit(deployment, **fields):
+    """What Edit in the UI does."""
+    with get_client(sync_client=True) as client:
+        client._client.patch(f"/deployments/{deployment.id}", json=fields).raise_for_status()
+
+
+def wait_until_served(process, before=()):
+    """Until both groups are there, others than before, and have registered what they serve."""
+    wait_until(lambda: set(find_groups(process)) == GROUPS)
+    wait_until(lambda: not {*find_groups(process).values()} & {*before})
+    updated = [deployment.updated for deployment in read_deployments()]
+    wait_until(lambda: all(now.updated > then for now, then in zip(read_deployments(), updated, strict=True)))
+
+
+def stop(process):
+    process.send_signal(signal.SIGINT)
+    assert process.wait(300) == 0
+
+
+def test_a_prefect_file_that_the_server_refuses_ends_it(start, tmp_path, prefect_file):
+    """Exit 2, with the deployment and the value; nothing is served."""
+    change_file(prefect_file, "dataset-edited", name="refused", parameters={"parameters": {"max_samples": 0}})
+    assert start(cwd=tmp_path).wait(300) == 2
+    log = (tmp_path / "up.log").read_text()
+    assert "generate-dataset/refused" in log
+    assert "0 is less than the minimum of 1" in log
+    assert "watch, start and retry" not in log
+
+
+def test_what_was_edited_on_the_server_survives_every_start(start, tmp_path, prefect_file):
+    """A serving process killed, or `up` started again on a changed prefect.yaml; --reset takes the file's."""
+    process = start(cwd=tmp_path)
+    wait_until_served(process)
+    pipeline, dataset = read_deployments()
+    written = pipeline.parameters["parameters"]
+    edited = {**written, "max_tokens_per_dataset": 5}
+    edit(pipeline, parameters={"parameters": edited}, tags=["mine"])
+    edit(dataset, tags=["mine"], description="edited")
+    with get_client(sync_client=True) as client:
+        client.update_deployment_schedule(pipeline.id, pipeline.schedules[0].id, active=True)
+
+    def read_edits():
+        pipeline, dataset = read_deployments()
+        schedules = [schedule.active for schedule in pipeline.schedules]
+        return pipeline.parameters["parameters"], pipeline.tags, schedules, dataset.tags, dataset.description
+
+    as_edited = (edited, ["mine"], [True], ["mine"], "edited")
+    assert read_edits() == as_edited
+    killed = find_groups(process).values()
+    for group in killed:
+        group.kill()
+    wait_until_served(process, killed)
+    assert read_edits() == as_edited
+    stop(process)
+    changed = {"parameters": {**written, "output_dir": "data/other"}}
+    change_file(prefect_file, "pipeline-edited", parameters=changed)
+    process = start(cwd=tmp_path)
+    wait_until_served(process)
+    edited["output_dir"] = "data/other"
+    assert read_edits() == as_edited
+    stop(process)
+    log = (tmp_path / "up.log").read_text()
+    assert log.count("max_tokens_per_dataset = 5") == 1
+    assert log.count('output_dir = "data/other" (was "data/run")') == 1
+    process = start("--reset", cwd=tmp_path)
+    wait_until_served(process)
+    assert read_edits() == (changed["parameters"], [], [False], [], dataset.description)
+    stop(process)
