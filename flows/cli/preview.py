@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import orjson
 from rich.console import Console
 
 from flows.catalog import InputError, list_datasets
@@ -24,6 +23,7 @@ from tasks.prepare.preview import Previewer, Shown, say_rejected, show_response
 from tasks.prepare.preview_view import TokenView, spell_out
 from tasks.prepare.sample import SAMPLE_ROWS
 from tasks.prepare.sources import SourceError, resolve_source
+from tasks.records import exact_json
 from tasks.records.response_log import RESPONSES, parse_line, read_lines
 from tasks.records.rows import RecordError, Rejected, Response
 from tasks.records.run_file import RunFolderError, read_run_file
@@ -112,7 +112,7 @@ class _Preview:
             if isinstance(row, Rejected):
                 rejected.append(row)
                 continue
-            content = hash_content(row, orjson.dumps(row.messages))
+            content = hash_content(row, exact_json.dumps(row.messages))
             if content in seen:
                 continue
             seen.add(content)

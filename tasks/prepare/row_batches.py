@@ -12,10 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from tasks.prepare.adapters import RowRejected, Shape, content_id, get_adapter, hash_content, make_prompt
-from tasks.prepare.sources import MalformedRow, SourceRow
+from tasks.prepare.adapters import (
+    RowRejected,
+    Shape,
+    content_id,
+    get_adapter,
+    has_rounded,
+    hash_content,
+    make_prompt,
+)
+from tasks.prepare.sources import MalformedRow, SourceRow, read_exactly
+from tasks.records import exact_json
 from tasks.records.prompt_file import hash_id
 from tasks.records.rows import Prompt, Rejected
 
@@ -86,14 +93,20 @@ def _make_adapt(options: PrepareOptions) -> Callable[[SourceRow | MalformedRow, 
     shape, keep_system, system_prompt = options.shape, options.keep_system_prompts, options.system_prompt
     chat_template_kwargs = options.chat_template_kwargs
 
+    def make(row: Mapping[str, Any]) -> Prompt:
+        conversation = to_conversation(row)
+        prompt = make_prompt(conversation, shape, keep_system=keep_system, system_prompt=system_prompt)
+        if chat_template_kwargs:
+            prompt.chat_template_kwargs.update(chat_template_kwargs)
+        return prompt
+
     def add(row: SourceRow | MalformedRow, batch: RowBatch) -> int:
         if isinstance(row, MalformedRow):
             return _reject(batch, label, row.where, MALFORMED_ROW, row.detail)
         try:
-            conversation = to_conversation(row.row)
-            prompt = make_prompt(conversation, shape, keep_system=keep_system, system_prompt=system_prompt)
-            if chat_template_kwargs:
-                prompt.chat_template_kwargs.update(chat_template_kwargs)
+            prompt = make(row.row)
+            if has_rounded(prompt):
+                prompt = make(read_exactly(row))
             return _add(batch, prompt, label)
         except RowRejected as exc:
             return _reject(batch, label, row.where, exc.reason, exc.detail)
@@ -105,10 +118,10 @@ def _add(batch: RowBatch, prompt: Prompt, label: str) -> int:
     """The line is made whole before anything is added. Its messages' JSON, which costs most, is made once."""
     try:
         prompt_id = f"{label}-{prompt.id or content_id(prompt)}"
-        messages = orjson.dumps(prompt.messages)
+        messages = exact_json.dumps(prompt.messages)
         line = prompt.to_line_with(messages, prompt_id=prompt_id)
         content = hash_content(prompt, messages)
-    except TypeError as exc:  # of json and orjson: lone surrogates, integers past 64 bits, bytes in parquet
+    except (TypeError, RecursionError) as exc:  # of json and orjson: lone surrogates, bytes in parquet
         raise RowRejected("bad_field", f"the row has a value without a JSON form: {exc}") from exc
     batch.lines.append(line)
     batch.id_hashes.append(hash_id(prompt_id))

@@ -4,11 +4,13 @@ Knows their JSON shape on disk; does not know files, servers or templates. Invar
 read back from its own JSON line is equal to the record that was written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
+
+from tasks.records import exact_json
 
 FinishReason = Literal["stop", "length"]
 SEQUENCES = "sequences"  # of a finished conversation: its rows
@@ -63,7 +65,7 @@ class Prompt:
 
     def to_line(self) -> bytes:
         """One JSON line, newline included; optional fields are left out when empty."""
-        return self.to_line_with(orjson.dumps(self.messages), prompt_id=self.id)
+        return self.to_line_with(exact_json.dumps(self.messages), prompt_id=self.id)
 
     def to_line_with(self, messages: bytes, *, prompt_id: str) -> bytes:
         """The same under another id, and with the JSON of the messages, which is nearly all the work."""
@@ -77,7 +79,7 @@ class Prompt:
         if self.answer_after:
             row["answer_after"] = self.answer_after
             row["own_history"] = self.own_history
-        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+        return exact_json.dumps(row, orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
     def from_line(cls, line: bytes) -> "Prompt":
@@ -86,7 +88,7 @@ class Prompt:
         Raises:
             RecordError: the line is not JSON or lacks `id` or `messages`.
         """
-        row = load_object(line)
+        row = load_object(line, loads=exact_json.loads)
         try:
             return cls(
                 id=str(row["id"]),
@@ -229,15 +231,15 @@ _REJECTED_KINDS = {
 }
 
 
-def load_object(line: bytes) -> dict[str, Any]:
+def load_object(line: bytes, *, loads: Callable[[bytes], Any] = orjson.loads) -> dict[str, Any]:
     """The JSON object of a line.
 
     Raises:
         RecordError: it is none.
     """
     try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as exc:
+        row = loads(line)
+    except ValueError as exc:
         raise RecordError(f"not a JSON line: {exc}") from exc
     if not isinstance(row, dict):
         raise RecordError(f"a JSON object was expected, not {type(row).__name__}")

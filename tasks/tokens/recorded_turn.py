@@ -135,7 +135,7 @@ def _prepare_call(call: Any, form: ArgumentForm) -> dict[str, Any]:
 def _parse_arguments(text: str) -> dict[str, Any]:
     try:
         parsed = json.loads(text)
-    except json.JSONDecodeError as exc:
+    except (ValueError, RecursionError) as exc:  # also for thousands of digits, or of brackets
         raise RenderError("bad_tool_call", f"a call's arguments are no JSON: {text[:80]!r}") from exc
     if not isinstance(parsed, dict):
         raise RenderError("bad_tool_call", f"a call's arguments are no object: {text[:80]!r}")

@@ -118,6 +118,19 @@ def test_a_schema_may_hold_a_raw_newline():
     assert tool["function"]["description"] == "one\ntwo"
 
 
+def test_numbers_of_schemas_and_calls_keep_their_digits():
+    """Those of a long integer; a number that would be infinity makes the schema unreadable."""
+    schema = '{"name": "f", "parameters": {"maximum": 92233720368547760001}}'
+    (tool,) = split_system(INTRODUCTION + schema)[1]
+    assert repr(tool["function"]["parameters"]) == "{'maximum': 92233720368547760001}"
+    for arguments in ("'{\"n\": 92233720368547760001}'", '{"n": 92233720368547760001}'):
+        call = parse_call(f'{{"name": "f", "arguments": {arguments}}}')
+        assert repr(call["function"]["arguments"]) == "{'n': 92233720368547760001}"
+    for bad in ('{"name": "f", "maximum": 1e400}', '{"name": "f", "a": ' + "[" * 3000):
+        with pytest.raises(RowRejected, match="bad_tools"):
+            split_system(INTRODUCTION + bad)
+
+
 def test_an_unusual_text_before_the_functions_is_kept():
     """Only the stock introduction is left to the template."""
     assert split_system(f"SYSTEM: You sail.\n{json.dumps(MOON)}")[0] == "You sail."

@@ -209,6 +209,28 @@ def test_every_option_is_part_of_the_key(changes):
     assert OPTIONS.key("other") != OPTIONS.key("sha")
 
 
+def test_long_integers_reach_the_prompts_whole(tmp_path):
+    """In a schema, in arguments given as an object or as text, in ids and labels; others keep their ids."""
+    long = 92233720368547760001
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": long}}}
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"n": -long}}}]
+    as_text = [{"type": "function", "function": {"name": "f", "arguments": f'{{"n": {long}}}'}}]
+    history = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    history.append({"role": "assistant", "content": "", "tool_calls": as_text})
+    row = {"id": long, "meta": {"seed": long}, "tools": [tool], "messages": [*history, *history[:1]]}
+    plain = {**row, "id": 2**64 - 1, "tools": json.dumps([tool]), "chat_template_kwargs": {"n": long}}
+    options = {"adapter": "messages", "chat_template_kwargs": {}}
+    report = run(tmp_path, write_source(tmp_path, [json.dumps(row), json.dumps(plain)]), **options)
+    assert (report.prompts, report.rejected) == (2, {})
+    prompts = {prompt.id: prompt for prompt in read_prompts(tmp_path)}
+    one, other = prompts[f"B2-{long}"], prompts[f"B2-{2**64 - 1}"]
+    assert one.tools == other.tools == [tool]
+    assert other.chat_template_kwargs == {"n": long}
+    arguments = [call["function"]["arguments"] for m in one.messages for call in m.get("tool_calls", ())]
+    assert repr(arguments) == repr([{"n": -long}, {"n": long}])
+    assert one.meta == {"seed": str(long)}
+
+
 def test_a_changed_source_is_prepared_again(tmp_path):
     """The bytes of the source decide, not its name."""
     run(tmp_path, write_source(tmp_path, [make_row("a")]))
@@ -421,7 +443,7 @@ def test_a_malformed_line_far_into_a_source_costs_that_line_only(tmp_path):
 
 
 @pytest.mark.parametrize("row_id", [None, 1])
-@pytest.mark.parametrize("value", ["\ud800", 2**70, b"bytes"])
+@pytest.mark.parametrize("value", ["\ud800", 10**400, b"bytes"])
 def test_values_without_a_json_form_are_rejected(tmp_path, monkeypatch, value, row_id):
     """What could not be written to prompts.jsonl is refused with the row still known; the others go on."""
     row = {"messages": [{"role": "user", "content": "hi"}], "id": row_id}

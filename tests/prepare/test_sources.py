@@ -21,6 +21,7 @@ from tasks.prepare.sources import (
     SourceRow,
     hash_source,
     iter_rows,
+    read_exactly,
     readers,
     resolve_source,
 )
@@ -287,6 +288,23 @@ def test_the_nan_of_other_writers_becomes_null(tmp_path):
     """Python's json writes NaN, which is not JSON; the row is kept."""
     file = write_lines(tmp_path / "a.jsonl", b'{"score": NaN, "text": "NaN"}')
     assert read_good(file) == [{"score": None, "text": "NaN"}]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_numbers_keep_their_value_or_cost_the_row(tmp_path, name):
+    """Long integers can be had to the digit, also beside a NaN; what would be infinity is malformed."""
+    records = [
+        b'{"n": [-92233720368547760001, 1.10, NaN]}',
+        b'{"n": [92233720368547760001]}',
+        b'{"n": [NaN, 1e400]}',
+    ]
+    file = tmp_path / name
+    file.write_bytes(b"[" + b",".join(records) + b"]" if name == "a.json" else b"\n".join(records))
+    one, two, bad = iter_rows([file])
+    assert repr(read_exactly(one)) == "{'n': [-92233720368547760001, 1.1, None]}"
+    assert repr(read_exactly(two)) == "{'n': [92233720368547760001]}"
+    assert isinstance(bad, MalformedRow)
+    assert (bad.where, "1e400" in bad.detail) == (f"{name}:3", True)
 
 
 def test_reading_starts_before_the_end_is_read(tmp_path):

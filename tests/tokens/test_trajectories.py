@@ -1,6 +1,7 @@
 """A recorded conversation is marked exactly where the target spoke, or refused with a reason."""
 
 import json
+from contextlib import closing
 
 import pytest
 from chat_styles import (
@@ -20,6 +21,7 @@ from chat_styles import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.prepare.preparation import PrepareOptions, open_prompts, prepare_prompts
 from tasks.records.rows import Prompt, Response
 from tasks.tokens.masks import sample_from_response
 from tasks.tokens.rendering import Renderer, RenderError
@@ -431,6 +433,40 @@ def test_a_kimi_trajectory_with_calls_is_marked_whole(make, arguments):
         "told</think>At one.<|im_end|>",
     ]
     assert "## Return of functions.tide:0\n1:00<|im_end|>" in made.renderer.decode(row.input_ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"n": 92233720368547760001}, '{"n": 92233720368547760001}'),
+        ('{"n": 92233720368547760001}', '{"n": 92233720368547760001}'),
+        ({"n": -0.0, "m": 1e-7, "k": 0.1}, '{"n": -0.0, "m": 1e-07, "k": 0.1}'),
+    ],
+)
+@pytest.mark.parametrize("template", [CHATML, THINKING])
+def test_numbers_in_arguments_are_trained_on_as_recorded(make, tmp_path, template, arguments, shown):
+    """From the source's line over prompts.jsonl; an object's are written as Python's json writes them."""
+    turns = [user("q"), target_turn("", tool_calls=[call(arguments)])]
+    source = tmp_path / "source.jsonl"
+    source.write_text(json.dumps({"id": "a", "messages": turns}))
+    options = PrepareOptions(name="B2", adapter="messages", seed=0, shape="trajectory")
+    prepare_prompts(tmp_path / "B2", [source], options=options, source_sha256="")
+    with closing(open_prompts(tmp_path / "B2")) as prompts:
+        [prompt] = prompts
+    [row] = make(template).rows(*prompt.messages)
+    [said] = make(template).texts(row)
+    assert f'"arguments": {shown}}}' in said
+
+
+@pytest.mark.parametrize("digits", [1_000, 10_000])
+def test_arguments_beyond_what_python_reads_are_refused(make, digits):
+    """Where the template needs an object: by the reason of a call that cannot be read, not by a traceback."""
+    arguments = f'{{"n": {"1" * digits}}}'
+    made, messages = make(CHATML), [user("q"), target_turn("", tool_calls=[call(arguments)])]
+    if digits == 10_000:
+        assert made.refusal(*messages).reason == "bad_tool_call"
+    else:
+        assert arguments in made.texts(made.rows(*messages)[0])[0]
 
 
 @pytest.mark.parametrize(

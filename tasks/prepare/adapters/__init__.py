@@ -16,7 +16,7 @@ from tasks.prepare.adapters.messages import adapt_messages
 from tasks.prepare.adapters.mixturethoughts import adapt_mixturethoughts
 from tasks.prepare.adapters.opencodeinstruct import adapt_opencodeinstruct
 from tasks.prepare.adapters.plain import adapt_prompt, adapt_text
-from tasks.prepare.adapters.shaping import Shape, Turns, content_id, hash_content, make_prompt
+from tasks.prepare.adapters.shaping import Shape, Turns, content_id, has_rounded, hash_content, make_prompt
 from tasks.prepare.adapters.sharegpt import adapt_openthoughts, adapt_sharegpt
 from tasks.prepare.adapters.sweagent import adapt_sweagent
 from tasks.prepare.adapters.ultrachat import adapt_ultrachat
@@ -30,6 +30,7 @@ __all__ = [
     "Turns",
     "content_id",
     "get_adapter",
+    "has_rounded",
     "hash_content",
     "make_prompt",
 ]

@@ -8,9 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from tasks.prepare.adapters.errors import RowRejected
+from tasks.records import exact_json
 
 _TAKEN_KWARGS = frozenset(
     {
@@ -107,8 +106,12 @@ def row_id(row: Mapping[str, Any], *names: str) -> str:
 
 
 def scalars(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The named fields (all of them when none is named) that are short text, numbers or booleans."""
-    return {name: row[name] for name in names or tuple(row) if name in row and _is_small(row[name])}
+    """The named fields (all of them when none is named) that are short text, numbers or booleans.
+
+    An integer past 64 bits is given as text: answers carry it, and their log has no such numbers.
+    """
+    given = {name: row[name] for name in names or tuple(row) if name in row and _is_small(row[name])}
+    return {name: str(one) if _is_long(one) else one for name, one in given.items()}
 
 
 def _is_small(value: Any) -> bool:
@@ -119,8 +122,12 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, int)
 
 
+def _is_long(value: Any) -> bool:
+    return isinstance(value, int) and exact_json.is_long(value)
+
+
 def _load(text: str, name: str) -> Any:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as exc:
+        return exact_json.loads(text)
+    except ValueError as exc:
         raise RowRejected("bad_json", f"field {name!r} is text that is not JSON: {exc}") from exc

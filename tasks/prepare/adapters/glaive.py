@@ -11,13 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from tasks.prepare.adapters.common import Turn
 from tasks.prepare.adapters.conversation import Conversation
 from tasks.prepare.adapters.errors import RowRejected
 from tasks.prepare.adapters.fields import require_text
 from tasks.prepare.adapters.tools import make_tool_call, to_tool
+from tasks.records import exact_json
 
 _END = "<|endoftext|>"
 _CALL = "<functioncall>"
@@ -109,8 +108,8 @@ def _calling_turn(content: str, *, first: int) -> Turn:
 
 def _read_call(text: str) -> tuple[Any, Any]:
     try:
-        call = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        call = exact_json.loads(text)
+    except ValueError:
         loose = _LOOSE_CALL.fullmatch(text)
         if loose is None:
             raise RowRejected("bad_tool_call", f"unreadable function call: {text[:80]!r}") from None
@@ -121,12 +120,13 @@ def _read_call(text: str) -> tuple[Any, Any]:
 
 
 def _read_objects(text: str) -> list[Any]:
-    decoder = json.JSONDecoder(strict=False)  # some descriptions hold raw newlines
+    # Not strict: some descriptions hold raw newlines.
+    decoder = json.JSONDecoder(strict=False, parse_float=exact_json.parse_float)
     objects, at = [], 0
     while at < len(text):
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise RowRejected(
                 "bad_tools", f"unreadable function schema {text[at : at + 60]!r}: {exc}"
             ) from exc

@@ -23,6 +23,7 @@ from tasks.prepare.adapters.common import Turn, clean_turns
 from tasks.prepare.adapters.conversation import Conversation
 from tasks.prepare.adapters.errors import RowRejected
 from tasks.prepare.adapters.recorded import record_turns
+from tasks.records import exact_json
 from tasks.records.rows import Prompt
 
 Turns = Literal["last", "each", "independent"]
@@ -71,11 +72,21 @@ def hash_content(prompt: Prompt, messages: bytes) -> int:
         messages: The JSON of its messages.
     """
     if _find_calls(prompt.messages):
-        messages = orjson.dumps(prompt.messages, option=orjson.OPT_SORT_KEYS)
+        messages = exact_json.dumps(prompt.messages, orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(messages)
     if prompt.tools or prompt.chat_template_kwargs or prompt.answer_after:
-        digest.update(orjson.dumps(_besides_messages(prompt), option=orjson.OPT_SORT_KEYS))
+        digest.update(exact_json.dumps(_besides_messages(prompt), orjson.OPT_SORT_KEYS))
     return int.from_bytes(digest.digest()[:8], "little")
+
+
+def has_rounded(prompt: Prompt) -> bool:
+    """Whether a number in it may be an integer past 64 bits that was rounded when its row was read."""
+    if not (prompt.tools or prompt.chat_template_kwargs or prompt.meta or _find_calls(prompt.messages)):
+        return False  # as most are: nothing but text
+    return any(
+        part and exact_json.has_rounded(part)
+        for part in (prompt.tools, prompt.chat_template_kwargs, prompt.meta, prompt.messages)
+    )
 
 
 def _besides_messages(prompt: Prompt) -> dict[str, Any]:

@@ -8,10 +8,9 @@ the dataset gives one, as text or not: Kimi's and Qwen's templates iterate over 
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from tasks.prepare.adapters.errors import RowRejected
 from tasks.prepare.adapters.fields import to_list
+from tasks.records import exact_json
 
 
 def to_tools(value: Any) -> list[dict[str, Any]] | None:
@@ -94,8 +93,8 @@ def _to_arguments(value: Any) -> dict[str, Any] | str:
     if not isinstance(value, str):
         raise RowRejected("bad_tool_call", f"arguments are {type(value).__name__}, not an object or text")
     try:
-        parsed = orjson.loads(value)
-    except orjson.JSONDecodeError:
+        parsed = exact_json.loads(value)
+    except ValueError:
         return value
     return parsed if isinstance(parsed, dict) else value
 

@@ -19,7 +19,7 @@ from tasks.prepare.sources.hub import (
     spell_hub_source,
 )
 from tasks.prepare.sources.readers import SUPPORTED, read_file
-from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow
+from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow, read_exactly
 
 __all__ = [
     "SUPPORTED",
@@ -33,6 +33,7 @@ __all__ = [
     "iter_rows",
     "make_absolute",
     "name_empty",
+    "read_exactly",
     "resolve_source",
     "spell_hub_source",
     "watch_source",
