@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -229,6 +231,17 @@ def test_long_integers_reach_the_prompts_whole(tmp_path):
     arguments = [call["function"]["arguments"] for m in one.messages for call in m.get("tool_calls", ())]
     assert repr(arguments) == repr([{"n": -long}, {"n": long}])
     assert one.meta == {"seed": str(long)}
+
+
+def test_a_parquet_value_that_cannot_be_read_rejects_its_row(tmp_path):
+    """With its place and reason; the other rows are prompts."""
+    texts = pa.array([b"a", b"he\xfflo", b"c"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"prompt": texts}), tmp_path / "a.parquet")
+    report = run(tmp_path, tmp_path / "a.parquet", adapter="prompt")
+    assert (report.rows_read, report.prompts, report.rejected) == (3, 2, {"malformed_row": 1})
+    assert sorted(read_texts(tmp_path)) == ["a", "c"]
+    [rejected] = read_rejected(tmp_path)
+    assert (rejected.where, "'prompt'" in rejected.detail) == ("a.parquet:2", True)
 
 
 def test_a_changed_source_is_prepared_again(tmp_path):

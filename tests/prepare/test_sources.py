@@ -348,6 +348,47 @@ def test_parquet_is_read_piece_by_piece(tmp_path):
     assert sum(1 for _ in items) == 999
 
 
+def as_text(*values: bytes) -> pa.Array:
+    """A column of strings whose bytes nobody has looked at."""
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+BAD_COLUMNS = {
+    "text": as_text(b"a", b"he\xfflo", b"c"),
+    "day": pa.array([1, 2**30, 3], pa.int32()).view(pa.date32()),
+    "time": pa.array([1, 2**60, 3], pa.timestamp("ms")),
+    "turns": pa.ListArray.from_arrays(
+        [0, 1, 2, 3], pa.StructArray.from_arrays([as_text(b"a", b"\xe4", b"c")], ["content"])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COLUMNS)
+def test_a_parquet_value_that_cannot_be_read_costs_its_row(tmp_path, name):
+    """It is named by file, row and column; the rows around it come out whole."""
+    table = pa.table({"id": [1, 2, 3], name: BAD_COLUMNS[name]})
+    many = pa.table({"id": range(400), name: table[name].take(pa.array([0] * 400))})
+    pq.write_table(pa.concat_tables([many, table, many]), tmp_path / "a.parquet")
+    items = list(iter_rows([tmp_path / "a.parquet"]))
+    assert [item.where for item in items] == [f"a.parquet:{n}" for n in range(1, 804)]
+    [bad] = [item for item in items if isinstance(item, MalformedRow)]
+    assert bad.where == "a.parquet:402"
+    assert repr(name) in bad.detail
+    assert [item.row["id"] for item in items if item is not bad] == [*range(400), 1, 3, *range(400)]
+    assert items[400].row == {"id": 1, name: BAD_COLUMNS[name][0].as_py()}
+
+
+def test_a_parquet_file_of_unreadable_values_is_refused_by_name(tmp_path):
+    """By its first row and column where no row is good; by the file where a column's name is no text."""
+    pq.write_table(pa.table({"question": as_text(b"\xff", b"\xfe")}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"a\.parquet: not one usable row; a\.parquet:1: .*'question'"):
+        list(iter_rows([tmp_path / "a.parquet"]))
+    data = (tmp_path / "a.parquet").read_bytes().replace(b"question", b"quest\xffon")
+    (tmp_path / "b.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match=r"b\.parquet: .*UnicodeDecodeError"):
+        list(iter_rows([tmp_path / "b.parquet"]))
+
+
 ANY_JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode
 import orjson
 
 from tasks.prepare.sources.readers import DataFile, read_file
-from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow
+from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow, describe_error
 
 _SCHEME = "hub:"
 _ANSWER_TIMEOUT_S = 10.0
@@ -81,7 +81,7 @@ def read_dataset(dataset: HubDataset) -> Iterator[SourceRow | MalformedRow]:
         raise SourceError(f"{_name(dataset)}: after {number} rows of {label}: {exc}") from exc
     except Exception as exc:  # of its HTTP client, which has changed before
         raise SourceError(
-            f"{_name(dataset)}: not readable after {number} rows of {label} ({_in_a_line(exc)}); "
+            f"{_name(dataset)}: not readable after {number} rows of {label} ({describe_error(exc)}); "
             f"{_way_out(dataset.repo_id)}"
         ) from exc
 
@@ -134,7 +134,7 @@ def _find_commit(source: str, repo_id: str, revision: str | None) -> str:
         ) from exc
     except Exception as exc:  # of its HTTP client, which has changed before
         raise SourceError(
-            f"source {source!r}: the Hub cannot be asked for {repo_id!r} ({_in_a_line(exc)}); "
+            f"source {source!r}: the Hub cannot be asked for {repo_id!r} ({describe_error(exc)}); "
             f"{_way_out(repo_id)}"
         ) from exc
     if not found:
@@ -151,8 +151,3 @@ def _way_out(repo_id: str) -> str:
         f"without the Hub, download the files elsewhere (hf download --repo-type dataset {repo_id} "
         "--local-dir FOLDER) and point `source` at them"
     )
-
-
-def _in_a_line(exc: Exception) -> str:
-    text = " ".join(str(exc).split())
-    return f"{type(exc).__name__}: {text[:300]}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from tasks.prepare.sources.parquet import read_parquet
 from tasks.prepare.sources.rows import (
     NOT_UTF8,
     MalformedRow,
@@ -33,7 +34,6 @@ SUPPORTED = (
 KINDS = ".jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"  # the same for a message
 
 _BOM = b"\xef\xbb\xbf"
-_PARQUET_BATCH_ROWS = 256
 _SNIFF_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
 _MOST_RECORD_BYTES = 1 << 28  # a quote too many makes one record of the rest of a file
@@ -262,16 +262,5 @@ def _read_more(stream: BinaryIO, *, at_least: int) -> bytes:
 
 
 def _read_parquet(file: DataFile) -> Iterator[SourceRow | MalformedRow]:
-    import pyarrow as pa  # slow to import, and most sources are JSON Lines
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        # A buffer ahead holds all of the file that has been read, to the end: 10 GB of a 10 GB file.
-        with file.open() as raw, pq.ParquetFile(raw, pre_buffer=False) as table:
-            for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield SourceRow(where=f"{file.name}:{number}", row=row)
-    except (pa.ArrowException, OSError) as exc:
-        raise SourceError(f"{file.place}: not readable as parquet after {number} rows ({exc})") from exc
+    with open_stream(file) as raw:
+        yield from read_parquet(raw, name=file.name, place=file.place)

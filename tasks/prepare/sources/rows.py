@@ -85,6 +85,12 @@ def to_malformed(where: str, exc: ValueError, text: bytes) -> MalformedRow:
     return MalformedRow(where=where, detail=_find_bad_byte(text) or f"not JSON: {exc}", text_head=_head(text))
 
 
+def describe_error(exc: Exception) -> str:
+    """An error of others in one line: its type and what it says."""
+    text = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {text[:300]}"
+
+
 def _find_bad_byte(text: bytes) -> str | None:
     """What a JSON parser does not say well: text of another encoding, mostly Latin-1 or UTF-16."""
     try:
