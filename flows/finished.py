@@ -21,7 +21,7 @@ from flows.parameters import DatasetSettings, RunParameters
 from tasks.checkpoints import PrefectCheckpointStore, make_checkpoint_key
 from tasks.generate.generation import GenerationResult, find_result
 from tasks.prepare.preparation import read_report
-from tasks.prepare.sources import hash_source, resolve_source
+from tasks.prepare.sources import SourceError, hash_source, resolve_source
 from tasks.prepare.task import PrepareRequest
 from tasks.records.folder_lock import FolderLockedError
 from tasks.records.rows import RecordError
@@ -36,8 +36,9 @@ async def find_finished(
 ) -> dict[str, GenerationResult]:
     """The results, by name, of datasets that are complete or exhausted under these very parameters.
 
-    A dataset that another process writes, or whose settings differ in anything, is none of them: generating
-    it says what is wrong. Neither is any where the parameters ask to look again at what was settled.
+    A dataset that another process writes, whose source cannot be read, or whose settings differ in anything,
+    is none of them: generating it says what is wrong. Neither is any where the parameters ask to look again
+    at what was settled.
     """
     run = read_run_file(Path(parameters.output_dir))
     if not run or parameters.accept_changed or parameters.retry_rejected or not _is_same(run, parameters):
@@ -66,8 +67,11 @@ def _is_same(run: Mapping[str, Any], parameters: RunParameters) -> bool:
 
 
 def _is_prepared(run: Mapping[str, Any], request: PrepareRequest) -> bool:
-    source = resolve_source(request.source, base=Path.cwd())
-    source_sha256 = hash_source(source, cache_folder=request.output_dir)
+    try:
+        source = resolve_source(request.source, base=Path.cwd())
+        source_sha256 = hash_source(source, cache_folder=request.output_dir)
+    except (SourceError, OSError):
+        return False  # the others may be finished, or go on
     report = read_report(request.folder)
     return (
         report is not None

@@ -23,7 +23,7 @@ from flows.servers import open_server
 from serving.client.errors import ServingError
 from serving.embedded.errors import EmbeddedError
 from tasks.aggregate.on_disk import count_from_logs
-from tasks.prepare.sources import hash_source, resolve_source
+from tasks.prepare.sources import SourceError, hash_source, resolve_source
 from tasks.records.run_file import RunFolderError, check_fingerprint, datasets_with_rows
 from tasks.warm_up.preflight import Finding, PreflightError
 from tasks.warm_up.run_plan import RunPlan, plan_table
@@ -88,18 +88,23 @@ def _check_folder(parameters: RunParameters, fingerprint: Mapping[str, Any]) -> 
     """Whether the rows that are there were made with these settings; only their sources are read."""
     output_dir = Path(parameters.output_dir)
     datasets: dict[str, Any] = {}
+    findings = []
     for dataset in list_datasets(parameters):
         if dataset.name in datasets_with_rows(output_dir):
             request = to_prepare_request(parameters, dataset, fingerprint)
-            sha256 = hash_source(resolve_source(request.source, base=Path.cwd()))
+            try:
+                sha256 = hash_source(resolve_source(request.source, base=Path.cwd()))
+            except (SourceError, OSError) as exc:
+                findings.append(Finding("problem", f"dataset {dataset.name!r}: {exc}"))
+                continue
             datasets |= request.full_fingerprint(sha256)["datasets"]
     try:
         check_fingerprint(
             output_dir, {**fingerprint, "datasets": datasets}, accept_changed=parameters.accept_changed
         )
     except RunFolderError as exc:
-        return [Finding("refusal", str(exc))]
-    return []
+        findings.append(Finding("refusal", str(exc)))
+    return findings
 
 
 def _report(findings: Sequence[Finding], plan: RunPlan | None) -> int:

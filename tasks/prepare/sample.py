@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tasks.prepare.preparation import PrepareOptions, adapt_rows
 from tasks.prepare.sources import HubDataset, Source
+from tasks.prepare.sources.parquet import count_rows
 from tasks.records.rows import Prompt
 
 SAMPLE_ROWS = 32
@@ -52,9 +53,7 @@ def _estimate_rows_of(path: Path) -> int | None:
     """Exact for parquet and for a small file of lines; the head's lines tell of a large one."""
     name = path.name.lower()
     if name.endswith(".parquet"):
-        import pyarrow.parquet as pq  # imported here: most sources are lines
-
-        return int(pq.read_metadata(path).num_rows)
+        return count_rows(path)
     if not name.endswith((".jsonl", ".ndjson")):
         return None
     with path.open("rb") as stream:

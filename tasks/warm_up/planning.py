@@ -12,7 +12,7 @@ from typing import Any
 from tasks.prepare.lane import Lane
 from tasks.prepare.preparation import PrepareOptions
 from tasks.prepare.sample import SAMPLE_ROWS, sample_prompts
-from tasks.prepare.sources import SourceError, name_empty, resolve_source
+from tasks.prepare.sources import SourceError, describe_error, name_empty, resolve_source
 from tasks.records.dataset_plan import DatasetPlan
 from tasks.records.rows import Prompt
 from tasks.tokens.call_style import has_calls
@@ -76,15 +76,26 @@ def make_plan(
 
 
 def _sample(work: DatasetWork, renderer: Renderer, trajectories: TrajectoryRenderer) -> Sample:
+    """What goes wrong here is this dataset's alone, and fails it when it is prepared."""
     kwargs = work.options.chat_template_kwargs
     is_generated = work.options.shape != "trajectory"
     own: dict[str, Any] = {"name": work.goal.name, "own_kwargs": kwargs, "is_generated": is_generated}
-    limit = SAMPLE_ROWS if is_generated else _SAMPLE_CONVERSATIONS
     try:
-        source = resolve_source(work.source, base=Path.cwd())
-        sample = sample_prompts(source, work.options, limit=limit)
+        return _read_sample(work, own, renderer, trajectories)
     except (SourceError, OSError) as exc:
-        return Sample(SampledDataset(**own, chat_template_kwargs=kwargs, problem=str(exc)))
+        problem = str(exc)
+    except Exception as exc:  # noqa: BLE001 - some row that we fail at; it must not stop the other datasets
+        problem = f"its first rows cannot be prepared ({describe_error(exc)})"
+    return Sample(SampledDataset(**own, chat_template_kwargs=kwargs, problem=problem))
+
+
+def _read_sample(
+    work: DatasetWork, own: dict[str, Any], renderer: Renderer, trajectories: TrajectoryRenderer
+) -> Sample:
+    kwargs, is_generated = own["own_kwargs"], own["is_generated"]
+    source = resolve_source(work.source, base=Path.cwd())
+    limit = SAMPLE_ROWS if is_generated else _SAMPLE_CONVERSATIONS
+    sample = sample_prompts(source, work.options, limit=limit)
     prompts = [one.at_turn(turn) for one in sample.prompts for turn in range(one.answers)]
     if is_generated:
         lengths = [one if isinstance(one, RenderError) else len(one) for one in renderer.render_all(prompts)]

@@ -250,6 +250,19 @@ def test_a_source_without_a_prompt_is_named(checked):
     _assert_refused(checked(), "'a'", "no row gives a prompt", "a.jsonl is empty")
 
 
+def test_a_source_that_cannot_be_read_is_named_once(checked):
+    """Also where its dataset has rows, whose settings would be compared."""
+    folder = checked.runner.output_dir / "a"
+    folder.mkdir(parents=True)
+    (folder / "raw_responses.jsonl").write_text("{}\n")
+    source = checked.runner.folder / "a.jsonl"
+    source.unlink()
+    source.symlink_to("/proc/self/mem")  # reading its start is an error
+    done = checked()
+    assert done.exit_code == 2, done.output
+    assert done.stderr.count(f"dataset 'a': {source}: cannot be read") == 1
+
+
 def test_a_server_that_is_away_is_exit_1(checked):
     """It may come back: nothing has to be changed."""
     checked.runner.raw["server"]["ready_timeout_s"] = 0.1

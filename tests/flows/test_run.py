@@ -14,6 +14,7 @@ from fake_sglang import expected_answer
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_HOME, temporary_settings
+from pyarrow.json import read_json
 from run_support import interrupt
 
 from flows.catalog import InputError
@@ -252,6 +253,25 @@ def test_a_source_that_is_no_json_is_refused(runner, fake_server):
     assert done.returncode == 2, done.stderr
     assert "a.jsonl: not JSON Lines" in done.stderr
     assert len(runner.rows("b")) == 5
+
+
+def test_a_source_that_fails_stops_only_its_dataset(two_datasets):
+    """Damaged behind the rows that are sampled, or unreadable: named, and the others are done."""
+    folder = two_datasets.folder / "parts"
+    folder.mkdir()
+    pq.write_table(read_json(two_datasets.folder / "a.jsonl"), folder / "one.parquet")
+    (folder / "two.parquet").write_bytes((folder / "one.parquet").read_bytes()[:-9])
+    two_datasets.raw["datasets"][0]["source"] = "parts"
+    two_datasets.add_dataset("c", prompts=None)
+    (two_datasets.folder / "c.jsonl").symlink_to("/proc/self/mem")  # reading its start is an error
+    for budget in (500, 900):  # the second run goes on in a folder that is there
+        done = two_datasets.run("--max-tokens-per-dataset", str(budget))
+        assert done.returncode == 2, done.stderr
+        for words in ("2 of 3 datasets failed", "two.parquet: not readable as parquet", "c.jsonl: cannot be"):
+            assert words in done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+        assert {row["dataset"] for row in _export(two_datasets)} == {"b"}
+        assert _totals(two_datasets, "b")[2] >= budget
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.prepare.preparation import PrepareOptions
 from tasks.prepare.sample import sample_prompts
+from tasks.prepare.sources import SourceError
 from tasks.records.dataset_plan import DatasetPlan
 from tasks.records.rows import Response
 from tasks.warm_up.run_plan import OnDisk, PlannedDataset, RunPlan, estimate_bytes, expect_answer_tokens
@@ -87,3 +90,13 @@ def test_a_sample_knows_how_many_rows_there_are(tmp_path):
     sample = sample_prompts([path], OPTIONS)
     assert (len(sample.prompts), sample.is_whole) == (32, False)
     assert abs(sample.rows - 100_000) < 100
+
+
+def test_a_damaged_file_behind_the_sample_is_named(tmp_path):
+    """Its rows are counted before they are read, and that is a source that cannot be read, too."""
+    row = {"messages": [{"role": "user", "content": "hello"}]}
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    pq.write_table(pa.Table.from_pylist([row] * 40), paths[0])
+    paths[1].write_bytes(paths[0].read_bytes()[:-9])
+    with pytest.raises(SourceError, match=r"b\.parquet: not readable as parquet"):
+        sample_prompts(paths, OPTIONS)

@@ -19,7 +19,7 @@ from tasks.prepare.sources.hub import (
     spell_hub_source,
 )
 from tasks.prepare.sources.readers import SUPPORTED, read_file
-from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow, read_exactly
+from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow, describe_error, read_exactly
 
 __all__ = [
     "SUPPORTED",
@@ -28,6 +28,7 @@ __all__ = [
     "Source",
     "SourceError",
     "SourceRow",
+    "describe_error",
     "hash_source",
     "is_hub_source",
     "iter_rows",
@@ -105,6 +106,9 @@ def hash_source(source: Source, *, cache_folder: Path | None = None) -> str:
     Args:
         source: What `resolve_source` found.
         cache_folder: Where large files' hashes are kept, so that they are read once.
+
+    Raises:
+        SourceError: a file cannot be read.
     """
     if isinstance(source, HubDataset):
         return hash_dataset(source)

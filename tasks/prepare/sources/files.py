@@ -6,7 +6,7 @@ another order have the same hash.
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
@@ -66,12 +66,15 @@ def hash_files(paths: Sequence[Path], *, cache_folder: Path | None = None) -> st
     Args:
         paths: The files.
         cache_folder: Where large files' hashes are kept, so that they are read once.
+
+    Raises:
+        SourceError: one cannot be read.
     """
     if cache_folder is None:
-        digests = [(path.name, hash_file(path)) for path in paths]
+        digests = [(path.name, _hash(path, hash_file)) for path in paths]
     else:
         cache = HashCache(cache_folder)
-        digests = [(path.name, cache.hash_file(path)) for path in paths]
+        digests = [(path.name, _hash(path, cache.hash_file)) for path in paths]
         cache.save()
     return hashlib.sha256(orjson.dumps(sorted(digests))).hexdigest()
 
@@ -80,6 +83,13 @@ def find_changed(paths: Sequence[Path], looks: Sequence[list[int]]) -> list[Path
     """The files that are not what they were at an earlier `look_at`."""
     looked = zip(paths, looks, strict=True)
     return [path for path, look in looked if not path.exists() or look_at(path) != look]
+
+
+def _hash(path: Path, hash_file: Callable[[Path], str]) -> str:
+    try:
+        return hash_file(path)
+    except OSError as exc:
+        raise SourceError(f"{path}: cannot be read to its end ({exc})") from exc
 
 
 def _list_files(folder: Path) -> list[Path]:

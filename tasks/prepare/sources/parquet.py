@@ -5,6 +5,7 @@ row or as a malformed row with its number and column; memory does not grow with 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow, describe_error
@@ -36,6 +37,21 @@ def read_parquet(raw: BinaryIO, *, name: str, place: str) -> Iterator[SourceRow 
     except (pa.ArrowException, OSError, ValueError) as exc:
         why = f"not readable as parquet after {number} rows ({describe_error(exc)})"
         raise SourceError(f"{place}: {why}") from exc
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a file says that it has.
+
+    Raises:
+        SourceError: it is unreadable, damaged or no parquet.
+    """
+    import pyarrow as pa  # as above
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError, ValueError) as exc:
+        raise SourceError(f"{path}: not readable as parquet ({describe_error(exc)})") from exc
 
 
 def _convert(batch: Any) -> list[dict[str, Any] | str]:
