@@ -73,6 +73,7 @@ def describe_dataset(scan: DatasetScan, folder: Path, plan: DatasetPlan) -> Data
             "rows_read": report.rows_read,
             "duplicates": report.duplicates,
             "rejected": sum(report.rejected.values()),
+            "nulls_removed": report.nulls_removed,
         }
     return scan.to_stats(
         name=plan.name,

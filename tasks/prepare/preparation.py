@@ -57,6 +57,7 @@ class PrepareReport:
     """What became of every row of a source: rows_read = conversations + duplicates + rejected + left_over.
 
     `prompts` is how many answers the conversations are to get; `left_over` are those beyond max_prompts.
+    `nulls_removed` counts the null fields with which parquet padded the rows' structs.
     """
 
     key: str
@@ -66,7 +67,17 @@ class PrepareReport:
     duplicates: int
     rejected: dict[str, int]
     left_over: int = 0
+    nulls_removed: int = 0
     reused: bool = False
+
+    def to_line(self) -> str:
+        """For the log."""
+        rejected = sum(self.rejected.values())
+        became = f"{self.prompts} prompts, {self.duplicates} duplicates and {rejected} rejected"
+        parts = [f"{self.rows_read} rows are {became}"]
+        parts += [f"{self.left_over} are left over"] if self.left_over else []
+        parts += [f"{self.nulls_removed} null fields that parquet pads removed"] if self.nulls_removed else []
+        return "; ".join(parts) + " (prepared before)" * self.reused
 
 
 def prepare_prompts(
@@ -115,6 +126,7 @@ def prepare_prompts(
             duplicates=draft.duplicates,
             rejected=dict(sorted(rejected.items())),
             left_over=draft.left_over,
+            nulls_removed=draft.nulls_removed,
         )
         if not report.prompts:
             _write_rejected(folder, folder / _DRAFT / REJECTED)
@@ -134,7 +146,7 @@ def read_report(folder: Path) -> PrepareReport | None:
     """What the last preparation said, or None."""
     try:
         data = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        data.setdefault("left_over", 0)  # reports of older versions have none
+        data = {"left_over": 0, "nulls_removed": 0, **data}  # reports of older versions lack them
         return PrepareReport(**{f.name: data[f.name] for f in dataclasses.fields(PrepareReport)})
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None

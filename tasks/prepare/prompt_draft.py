@@ -49,7 +49,7 @@ class PromptDraft:
         self._writer = DraftWriter(folder, self.order)
         self._lines = LineTable()
         self._kept = np.empty(0, np.int64)
-        self.duplicates = self.left_over = 0
+        self.duplicates = self.left_over = self.nulls_removed = 0
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -57,6 +57,7 @@ class PromptDraft:
     def extend(self, batch: RowBatch) -> None:
         """Take the prompts of a batch; those of equal content are duplicates."""
         self._writer.write(batch, self._lines)
+        self.nulls_removed += batch.nulls_removed
 
     def add(self, lines: LineTable) -> None:
         """Take prompts whose lines another writer wrote."""

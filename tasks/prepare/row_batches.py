@@ -63,7 +63,7 @@ class PrepareOptions:
 class RowBatch:
     """Rows as prompts' lines, each with the hashes of its id and content and its number of answers.
 
-    `rejected` are the others: the reason and the line for rejected.jsonl.
+    `rejected` are the others: the reason and the line for rejected.jsonl. `nulls_removed` is of all of them.
     """
 
     lines: list[bytes] = field(default_factory=list)
@@ -71,6 +71,7 @@ class RowBatch:
     contents: "array.array[int]" = field(default_factory=lambda: array.array("Q"))
     answers: "array.array[int]" = field(default_factory=lambda: array.array("H"))
     rejected: list[tuple[str, bytes]] = field(default_factory=list)
+    nulls_removed: int = 0
 
 
 def make_batches(rows: Iterable[SourceRow | MalformedRow], options: PrepareOptions) -> Iterator[RowBatch]:
@@ -103,6 +104,8 @@ def _make_adapt(options: PrepareOptions) -> Callable[[SourceRow | MalformedRow, 
     def add(row: SourceRow | MalformedRow, batch: RowBatch) -> int:
         if isinstance(row, MalformedRow):
             return _reject(batch, label, row.where, MALFORMED_ROW, row.detail)
+        if row.nulls_removed:
+            batch.nulls_removed += row.nulls_removed
         try:
             prompt = make(row.row)
             if has_rounded(prompt):

@@ -81,12 +81,7 @@ async def prepare_prompts(request: PrepareRequest, find_lengths: FindLengths | N
         report = await asyncio.to_thread(_prepare, request, stop)
     finally:
         stop.set()  # when we are cancelled the thread goes on, and the process would wait for it
-    logger.info(
-        "%s: %d rows are %d prompts, %d duplicates and %d rejected%s%s",
-        request.options.name, report.rows_read, report.prompts, report.duplicates,
-        sum(report.rejected.values()), f"; {report.left_over} are left over" if report.left_over else "",
-        " (prepared before)" if report.reused else "",
-    )  # fmt: skip
+    logger.info("%s: %s", request.options.name, report.to_line())
     lengths = None
     if find_lengths is not None:
         lengths = await find_lengths(request.folder, report, long_prompt_tokens=request.long_prompt_tokens)
@@ -103,6 +98,7 @@ async def _show(name: str, report: PrepareReport, lengths: PromptLengths | None)
         "prompts": report.prompts,
         "duplicates": report.duplicates,
         "left over": report.left_over,
+        "null fields removed": report.nulls_removed,
         **{f"rejected: {reason}": count for reason, count in report.rejected.items()},
     }
     rows: list[dict[str, Any]] = [{"what": what, "count": count} for what, count in counts.items()]

@@ -156,6 +156,17 @@ def test_a_function_call_of_a_sharegpt_dump_is_a_tool_call():
     assert prompt.tools == [{"type": "function", "function": TOOL}]
 
 
+def test_a_sharegpt_dump_that_mixes_shapes_is_read_from_parquet_too():
+    """Where each turn has the fields of both, null in one or the other."""
+    turns = [
+        {"from": None, "value": None, "role": "user", "content": "Hi"},
+        {"from": "gpt", "value": "Ho", "role": None, "content": None},
+        {"from": None, "value": None, "role": "user", "content": "Bye"},
+    ]
+    prompt = adapt("sharegpt", {"conversations": turns})
+    assert contents(prompt) == [("user", "Hi"), ("assistant", "Ho"), ("user", "Bye")]
+
+
 def test_a_tool_turn_of_swe_smith_names_its_call():
     """Its list of one id becomes the id that a template prints."""
     turns = [{"role": "user", "content": "go"}, {"role": "tool", "content": "ok", "tool_call_ids": ["c9"]}]

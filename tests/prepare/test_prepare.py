@@ -233,6 +233,33 @@ def test_long_integers_reach_the_prompts_whole(tmp_path):
     assert one.meta == {"seed": str(long)}
 
 
+def test_rows_are_the_same_prompts_from_parquet(tmp_path):
+    """Tools, calls and template arguments without the nulls that pad them, which are counted."""
+    tools = [{"type": "function", "function": {"name": n, "parameters": {n: {"x": 1}}}} for n in "fg"]
+    calls = [[{"id": "c", "type": "function", "function": {"name": n, "arguments": {n: 1}}}] for n in "fg"]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": None, "tool_calls": calls[at]},
+                {"role": "user", "content": None},
+                {"role": "tool", "content": f"result {at}", "tool_call_id": "c"},
+            ],
+            "tools": tools[: at + 1],
+            "chat_template_kwargs": {("thinking", "enable_thinking")[at]: False},
+        }
+        for at in (0, 1)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    lines, table = tmp_path / "lines", tmp_path / "table"
+    assert run(lines, write_source(lines, map(json.dumps, rows))).nulls_removed == 0
+    report = run(table, tmp_path / "a.parquet")
+    assert report.nulls_removed == 3 + 2 + 2  # of three schemas, two calls, two rows
+    assert f"{report.nulls_removed} null fields" in report.to_line()
+    assert read_prompts(table) == read_prompts(lines)
+    assert run(table, tmp_path / "a.parquet") == dataclasses.replace(report, reused=True)
+
+
 def test_a_parquet_value_that_cannot_be_read_rejects_its_row(tmp_path):
     """With its place and reason; the other rows are prompts."""
     texts = pa.array([b"a", b"he\xfflo", b"c"], pa.binary()).view(pa.string())
@@ -256,7 +283,7 @@ def test_what_was_prepared_before_there_was_max_prompts_is_reused(tmp_path):
     source = write_source(tmp_path, [make_row("a")])
     first = run(tmp_path, source)
     report = json.loads((tmp_path / "B2" / "prepare.json").read_text())
-    assert report.pop("left_over") == 0
+    assert report.pop("left_over") == report.pop("nulls_removed") == 0
     (tmp_path / "B2" / "prepare.json").write_text(json.dumps(report))
     assert run(tmp_path, source) == dataclasses.replace(first, reused=True)
     assert OPTIONS.key("sha") == "c0e6a51d88057e0fdf091087826b3ed381d22fcc381859dc77ac4d939fd72427"

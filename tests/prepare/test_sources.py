@@ -389,6 +389,64 @@ def test_a_parquet_file_of_unreadable_values_is_refused_by_name(tmp_path):
         list(iter_rows([tmp_path / "b.parquet"]))
 
 
+def named(**values: object) -> st.SearchStrategy:
+    """An object with any of the fields."""
+    return st.fixed_dictionaries({}, optional=values)
+
+
+WORDS = pa.list_(pa.string())
+SCHEMA = pa.struct([("kind", pa.string()), ("words", WORDS), ("inner", pa.struct([("n", pa.int64())]))])
+CALLS = pa.list_(pa.struct([("name", pa.string()), ("arguments", SCHEMA)]))
+TURNS = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", CALLS)]))
+COLUMNS = pa.schema([("tools", pa.large_list(SCHEMA)), ("kwargs", SCHEMA), ("messages", TURNS)])
+OBJECTS = named(
+    kind=st.text(),
+    words=st.lists(st.none() | st.text(), max_size=2),
+    inner=named(n=st.integers(-(2**63), 2**63 - 1)),
+)
+
+
+@given(
+    rows=st.lists(
+        st.fixed_dictionaries(
+            {
+                "tools": st.none() | st.lists(OBJECTS, max_size=2),
+                "kwargs": st.none() | OBJECTS,
+                "messages": st.lists(
+                    st.fixed_dictionaries(
+                        {
+                            "role": st.sampled_from(["user", "assistant"]),
+                            "content": st.none() | st.text(),
+                            "tool_calls": st.none()
+                            | st.lists(named(name=st.text(), arguments=OBJECTS), max_size=2),
+                        }
+                    ),
+                    max_size=2,
+                ),
+            }
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_structs_come_back_without_the_nulls_that_pad_them(rows, tmp_path_factory):
+    """Objects as they were, empty ones too; nulls of columns, lists and turns stay."""
+    file = tmp_path_factory.getbasetemp() / "padded.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=COLUMNS), file)
+    assert read_good(file) == rows
+
+
+def test_removed_nulls_are_counted_and_only_parquets_are_removed(tmp_path):
+    """Of each row; what a line of JSON says is what was recorded."""
+    rows = [{"tools": [{"name": "f", "default": None, "p": {"a": 1, "b": None}}]}, {"tools": [{"name": "g"}]}]
+    lines, table = write_as(tmp_path / "a.jsonl", rows), write_as(tmp_path / "a.parquet", rows)
+    assert [(item.row, item.nulls_removed) for item in iter_rows([lines])] == [(row, 0) for row in rows]
+    assert [(item.row, item.nulls_removed) for item in iter_rows([table])] == [
+        ({"tools": [{"name": "f", "p": {"a": 1}}]}, 2),
+        ({"tools": [{"name": "g"}]}, 2),
+    ]
+
+
 ANY_JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -3,6 +3,8 @@
 import json
 from contextlib import closing
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from chat_styles import (
     ADDED,
@@ -456,6 +458,20 @@ def test_numbers_in_arguments_are_trained_on_as_recorded(make, tmp_path, templat
     [row] = make(template).rows(*prompt.messages)
     [said] = make(template).texts(row)
     assert f'"arguments": {shown}}}' in said
+
+
+@pytest.mark.parametrize("template", [CHATML, THINKING])
+def test_arguments_that_parquet_padded_are_trained_on_as_recorded(make, tmp_path, template):
+    """Each call has the fields of the others in its struct, with nulls that nobody wrote."""
+    every = [{"a": "x"}, {"b": 2}, {}]
+    turns = [[user("q"), target_turn("", tool_calls=[call(arguments)])] for arguments in every]
+    pq.write_table(pa.Table.from_pylist([{"messages": one} for one in turns]), tmp_path / "a.parquet")
+    options = PrepareOptions(name="B2", adapter="messages", seed=0, shape="trajectory")
+    prepare_prompts(tmp_path / "B2", [tmp_path / "a.parquet"], options=options, source_sha256="")
+    with closing(open_prompts(tmp_path / "B2")) as prompts:
+        said = [make(template).texts(row) for one in prompts for row in make(template).rows(*one.messages)]
+    shown = [text.partition('"arguments": ')[2].partition("}\n</tool_call>")[0] for [text] in said]
+    assert sorted(shown) == ['{"a": "x"}', '{"b": 2}', "{}"]
 
 
 @pytest.mark.parametrize("digits", [1_000, 10_000])

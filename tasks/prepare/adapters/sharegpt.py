@@ -52,9 +52,9 @@ def _adapt(row: Mapping[str, Any], *meta_fields: str) -> Conversation:
 def _to_turn(turn: Any) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise RowRejected("bad_field", f"a turn is {type(turn).__name__}, not an object")
-    speaker = turn.get("from", turn.get("role"))
+    speaker = turn.get("role") if turn.get("from") is None else turn["from"]
     texts = [turn[name] for name in ("value", "content") if name in turn]
-    said = {"content": texts[0]} if texts else {}
+    said = {"content": next((text for text in texts if text is not None), None)} if texts else {}
     if isinstance(speaker, str) and speaker.strip().lower() in _CALLERS:
         return {"role": "assistant", "content": "", "tool_calls": _to_calls(said.get("content"))}
     return {**turn, "role": speaker, **said}

@@ -24,12 +24,14 @@ class SourceRow(NamedTuple):  # a frozen dataclass takes twice as long to make, 
     """One row as plain Python values; `where` is its file and 1-based line or record.
 
     `text` is the JSON that it was parsed from. An integer past 64 bits is a float in `row`, as looking for
-    one takes 5 to 10% of preparing a row; `read_exactly` has all its digits.
+    one takes 5 to 10% of preparing a row; `read_exactly` has all its digits. `nulls_removed` counts fields of
+    structs that had no value (parquet.py).
     """
 
     where: str
     row: dict[str, Any]
     text: bytes = b""
+    nulls_removed: int = 0
 
 
 class MalformedRow(NamedTuple):
