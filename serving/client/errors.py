@@ -13,6 +13,7 @@ ServingError
 │   └── GenerationAborted    a 200 whose finish_reason is abort
 ├── PromptRefused            400, 413, 422: asking again cannot help, the prompt is set aside
 ├── ServerMisconfigured      401, 403, 404, 405: no prompt can succeed; the run stops
+│   └── ForeignIds           a 200 with ids that the target does not have: another model answers
 ├── NotReady                 a server that did not become ready in time
 ├── UnknownProfile           no profile or preset of that name
 ├── LaunchRefused            what SGLang would not start with, found before it is started
@@ -128,6 +129,12 @@ class PromptRefused(ServingError):
 
 class ServerMisconfigured(ServingError):
     """No prompt can succeed on this server: wrong key, wrong path."""
+
+
+class ForeignIds(ServerMisconfigured):
+    """An answer has ids that the target does not have: the server or the tokenizer is another model's."""
+
+    needs_change = True
 
 
 class NotReady(ServingError):

@@ -14,6 +14,7 @@ import orjson
 
 from serving.client.errors import (
     BadReply,
+    ForeignIds,
     GenerationAborted,
     PromptRefused,
     ServerBusy,
@@ -71,6 +72,7 @@ def read_generation(body: bytes, *, request: GenerationRequest, vocab_size: int,
     Raises:
         GenerationAborted: finish_reason is abort (SGLang sends it as a 200 with partial text).
         BadReply: anything else that is not a whole answer to this very request.
+        ForeignIds: a whole answer, but with ids at or above vocab_size, which is no fault of the prompt.
     """
 
     def bad(what: str) -> BadReply:
@@ -95,12 +97,19 @@ def read_generation(body: bytes, *, request: GenerationRequest, vocab_size: int,
     ids = reply.get("output_ids")
     prompt_tokens, completion_tokens = meta.get("prompt_tokens"), meta.get("completion_tokens")
     cached_tokens = meta.get("cached_tokens") or 0
-    if not isinstance(ids, list) or not _all_ids(ids, vocab_size):
-        raise bad(f"output_ids are not a list of ids in [0, {vocab_size})")
+    if not isinstance(ids, list) or (highest := _find_highest_id(ids)) is None:
+        raise bad("output_ids are not a list of ids")
     if type(completion_tokens) is not int or len(ids) != completion_tokens:
         raise bad(f"{len(ids)} output_ids, but completion_tokens is {completion_tokens}")
     if type(prompt_tokens) is not int or prompt_tokens != len(request.input_ids):
         raise bad(f"prompt_tokens is {prompt_tokens}, but {len(request.input_ids)} ids were sent")
+    if highest >= vocab_size:
+        raise ForeignIds(
+            f"{server}: an answer has the id {highest}, but the target has {vocab_size:,} ids: a model of at "
+            f"least {highest + 1:,} answers there. No prompt is rejected for it. Correct server.base_urls, "
+            "or set target.tokenizer to the served model's own (`draftmill check` compares them), then run "
+            "the same command again"
+        )
     return Generation(
         output_ids=ids,
         text=str(reply.get("text") or ""),
@@ -162,18 +171,18 @@ def read_error(status: int, body: bytes, *, server: str) -> ServingError:
     return ServerFailed(message, server=server, status=status)
 
 
-def _all_ids(ids: list[Any], vocab_size: int) -> bool:
-    """Whether all are ids of the vocabulary; in C, for it runs over every id that is made."""
+def _find_highest_id(ids: list[Any]) -> int | None:
+    """The highest id, -1 of none; None where not all are ids. In C: it runs over every id that is made."""
     if not ids:
-        return True
+        return -1
     try:
         values = np.frombuffer(array("I", ids), np.uint32)  # refuses negative and huge ints, floats, None
     except (TypeError, OverflowError):
-        return False
-    if values.max() >= vocab_size:
-        return False
+        return None
     # JSON's true and false pass for 1 and 0 there.
-    return bool(values.min() > 1) or not any(isinstance(one, bool) for one in ids)
+    if values.min() <= 1 and any(isinstance(one, bool) for one in ids):
+        return None
+    return int(values.max())
 
 
 def _is_sglangs(body: bytes) -> bool:

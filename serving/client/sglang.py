@@ -93,7 +93,7 @@ class SGLangClient:
         Raises:
             RequestFailed: may be asked again; see its subclasses.
             PromptRefused: the server will never take this prompt.
-            ServerMisconfigured: wrong key or path.
+            ServerMisconfigured: wrong key or path, or ids that the target does not have.
         """
         if self._hot_path is not None:
             status, content = await self._hot_path.post("/generate", request.to_body())

@@ -1,7 +1,7 @@
 """How fast the servers are with the window full, found out in a few seconds.
 
 Knows how to fill the window for a moment; does not know datasets. Invariant: it ends in time, and a failure
-of it is no failure of the run.
+of it is no failure of the run, save one that no prompt could succeed after.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 
-from serving.client.errors import ServingError
+from serving.client.errors import ServerMisconfigured, ServingError
 from serving.client.pool import ServerPool
 from serving.client.protocol import GenerationRequest
 
@@ -25,6 +25,9 @@ async def measure_speed(
 
     Rounds of ever longer answers, until the next one would take longer than what is left: the last whole
     round is the least bent by prefills. `room` is the longest answer that fits.
+
+    Raises:
+        ServerMisconfigured: no prompt could succeed.
     """
     speed = None
     most = min(_MOST_TOKENS, _MOST_TOKENS if room is None else room)
@@ -42,6 +45,8 @@ async def measure_speed(
                 length = min(2 * length, most)
     except TimeoutError:
         pass
+    except ServerMisconfigured:
+        raise
     except ServingError as exc:
         logger.warning("the speed could not be measured: %s", exc)
     return speed

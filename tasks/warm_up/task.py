@@ -295,9 +295,12 @@ class _Opening:
         prompt = measuring_prompt(self.renderer)
         room = None if self.context_length is None else self.context_length - len(prompt) - 1
         concurrency = sum(lane.concurrency for lane in rules.lanes)
-        return await measure_speed(
-            self.pool, prompt, concurrency=concurrency, seconds=rules.measure_s, room=room
-        )
+        try:
+            return await measure_speed(
+                self.pool, prompt, concurrency=concurrency, seconds=rules.measure_s, room=room
+            )
+        except ServerMisconfigured as exc:
+            raise PreflightError([Finding("refusal", str(exc))]) from exc
 
 
 def _make_turn(rules: WarmUpRules) -> Turn:

@@ -20,7 +20,7 @@ from run_support import interrupt
 from flows.catalog import InputError
 from flows.cli.run_pipeline import exit_code_of, up_command
 from flows.pipeline import DatasetsFailedError, RunReport
-from serving.client.errors import KvCacheTooSmall, LaunchRefused, PortTaken, StartFailed
+from serving.client.errors import ForeignIds, KvCacheTooSmall, LaunchRefused, PortTaken, StartFailed
 from tasks.aggregate.stats_scan import scan_dataset
 from tasks.prepare.preparation import EmptyDatasetError
 from tasks.prepare.sources import SourceError
@@ -274,6 +274,18 @@ def test_a_source_that_fails_stops_only_its_dataset(two_datasets):
         assert _totals(two_datasets, "b")[2] >= budget
 
 
+def test_answers_of_another_model_in_mid_run_are_exit_2(runner, fake_server):
+    """Somebody serves a larger model on the port: the dataset stops, and no prompt is rejected for it."""
+    runner.raw["server"]["base_urls"] = [fake_server(faults={"foreign_id": 0.2})]  # the same draws each time
+    runner.raw["dataset_retries"] = 2
+    runner.add_dataset("a", prompts=200)
+    done = runner.run()
+    assert done.returncode == 2, done.stderr
+    assert "the id 1024, but the target has 1,024 ids" in done.stderr
+    assert runner.rows("a")
+    assert not (runner.output_dir / "a" / "rejected.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("failures", "code"),
     [
@@ -282,6 +294,7 @@ def test_a_source_that_fails_stops_only_its_dataset(two_datasets):
         ([PreflightError([])], 2),
         ([LaunchRefused("x"), StartFailed("x", failure="bad_argument", needs_change=True)], 2),
         ([KvCacheTooSmall("x")], 2),
+        ([ForeignIds("x")], 2),
         ([StartFailed("x")], 1),
         ([PortTaken("x")], 1),
         ([SourceError("x"), EmptyDatasetError("x")], 2),

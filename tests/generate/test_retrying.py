@@ -86,7 +86,6 @@ def test_failed_attempts_are_retried_and_counted(make):
         ("status_500", "server_failed", 500),
         ("half", "bad_reply", 200),
         ("wrong_count", "bad_reply", 200),
-        ("foreign_id", "bad_reply", 200),
         ("abort", "aborted", 200),
         ("reset", "connection_broken", None),
         ("torn", "connection_broken", None),

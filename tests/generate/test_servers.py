@@ -14,7 +14,7 @@ from generation_support import (
 )
 
 from serving.client import sglang as client
-from serving.client.errors import ServerMisconfigured
+from serving.client.errors import ForeignIds, ServerMisconfigured
 from tasks.generate import dispatch, retries
 
 
@@ -163,6 +163,20 @@ def test_wrong_key_stops_the_run(make):
         dataset.run(server, api_key="wrong")
     assert (dataset.rows, dataset.rejected) == ([], [])
     assert server.paths["/generate"] <= 12
+
+
+def test_answers_of_another_model_stop_the_run_and_blame_no_prompt(make):
+    """The first id that the target does not have is enough; the right server answers all that is left."""
+    dataset, server = make(prompts=60), FakeServer(script=[None] * 10 + ["foreign_id"] * 50)
+    with pytest.raises(ForeignIds, match=r"the id 1024, but the target has 1,024 ids"):
+        dataset.run(server, short=4)
+    assert 7 <= len(dataset.rows) <= 10
+    assert not dataset.rejected
+    assert len(server.seen) <= 14
+    good = FakeServer()
+    dataset.run(good)
+    dataset.check_rows(good)
+    assert (len(dataset.rows), dataset.rejected) == (60, [])
 
 
 def test_frozen_server_gets_its_requests_again_when_it_works(make, monkeypatch):

@@ -3,9 +3,11 @@
 import asyncio
 import time
 
+import pytest
 from fake_sglang import FakeServer
 from generation_support import serve
 
+from serving.client.errors import ForeignIds
 from tasks.warm_up.measure import measure_speed
 
 
@@ -38,3 +40,9 @@ def test_a_server_that_fails_is_no_failure_of_the_run(renderer, caplog):
     """It is said; generation will say more."""
     assert _measure(renderer, FakeServer(faults={"status_500": 1.0}), seconds=30) is None
     assert "could not be measured" in caplog.text
+
+
+def test_answers_of_another_model_are_no_matter_of_speed(renderer):
+    """A check that sees them must not say that the run can start."""
+    with pytest.raises(ForeignIds, match="the id 1024"):
+        _measure(renderer, FakeServer(faults={"foreign_id": 1.0}), seconds=30)

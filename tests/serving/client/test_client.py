@@ -12,6 +12,7 @@ from fake_sglang import NOT_A_ROUTERS, FakeServer, expected_answer, wait_until
 from serving.client import sglang as client_module
 from serving.client.errors import (
     BadReply,
+    ForeignIds,
     GenerationAborted,
     PromptRefused,
     RequestTimedOut,
@@ -159,7 +160,7 @@ def test_connection_that_breaks_in_mid_answer_is_an_unreachable_server(fault):
     [
         ("half", BadReply),
         ("wrong_count", BadReply),
-        ("foreign_id", BadReply),
+        ("foreign_id", ForeignIds),
         ("abort", GenerationAborted),
         ("status_500", ServerFailed),
         ("status_503", ServerBusy),

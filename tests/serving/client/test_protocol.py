@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from serving.client.errors import (
     BadReply,
+    ForeignIds,
     GenerationAborted,
     PromptRefused,
     RequestFailed,
@@ -137,14 +138,28 @@ def test_abort_that_comes_as_200_is_never_an_answer(finish, output_ids):
         ["131", "2"],
         [131, [2]],
         [131, -1],
-        [131, 1024],
         [131, 1 << 63],
     ],
 )
 def test_ids_that_are_not_the_models_are_a_bad_reply(ids):
-    """Floats, bools, texts and ids outside the vocabulary are refused."""
+    """Floats, bools, texts and numbers that no model has are refused."""
     with pytest.raises(BadReply, match="output_ids"):
         read(reply(output_ids=ids))
+
+
+def test_ids_beyond_the_vocabulary_are_no_fault_of_the_prompt():
+    """The server, the id and both sizes are named; the run stops, as nothing but a change can help."""
+    with pytest.raises(ForeignIds) as caught:
+        read(reply(output_ids=[131, 1500]))
+    assert all(part in str(caught.value) for part in (SERVER, "the id 1500", "1,024 ids", "at least 1,501"))
+    assert isinstance(caught.value, ServerMisconfigured)
+    assert caught.value.needs_change
+
+
+def test_an_answer_that_is_not_whole_says_nothing_of_the_vocabulary():
+    """What is garbled is asked again."""
+    with pytest.raises(BadReply, match="completion_tokens"):
+        read(reply(output_ids=[131, 1500, 1]))
 
 
 def test_ids_at_the_ends_of_the_vocabulary_are_good():
