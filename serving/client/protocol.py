@@ -4,6 +4,7 @@ Knows the wire of SGLang 0.5.23; does no I/O. Invariant: a `Generation` has
 `len(output_ids) == completion_tokens`, ids inside the vocabulary and the prompt_tokens that were sent.
 """
 
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from serving.client.errors import (
 )
 
 FINISH_REASONS = frozenset({"stop", "length"})
-_REFUSED = frozenset({400, 413, 422})
+REFUSED = frozenset({400, 413, 422})
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
+_VOCAB_RANGE = re.compile(r"logit_bias\b.*\[0, (\d+)\]")
 # Of a rank of /v1/loads; its time stamp goes on in an idle server. decode_moments count steps.
 _WORK = ("num_used_tokens", "total_prefill_uncached_tokens", "decode_moments")
 
@@ -157,10 +159,16 @@ def read_load(reply: Mapping[str, Any], *, server: str) -> ServerLoad:
         raise BadReply(f"{server}: /v1/loads tells no load ({exc!r})", server=server, status=200) from exc
 
 
+def read_vocab_size(body: bytes) -> int | None:
+    """How many ids the served model has, out of the refusal of a logit_bias; None where it does not say."""
+    found = _VOCAB_RANGE.search(_error_text(body))
+    return int(found[1]) + 1 if found else None
+
+
 def read_error(status: int, body: bytes, *, server: str) -> ServingError:
     """The error that an answer other than 200 means."""
     message = f"{server}: answered {status} ({_error_text(body)})"
-    if status in _REFUSED:
+    if status in REFUSED:
         return PromptRefused(message, server=server, status=status)
     if status in _MISCONFIGURED:
         return ServerMisconfigured(message)

@@ -7,7 +7,7 @@ Invariant: a method returns a checked value or raises a `ServingError`; no libra
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,16 +24,19 @@ from serving.client.errors import (
 )
 from serving.client.hot_path import HotPath
 from serving.client.protocol import (
+    REFUSED,
     Generation,
     GenerationRequest,
     ServerLoad,
     read_error,
     read_generation,
     read_load,
+    read_vocab_size,
 )
 
 CONTROL_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 10.0
+_NO_MODELS_ID = 2**31 - 1
 
 
 class SGLangClient:
@@ -158,6 +161,31 @@ class SGLangClient:
         """
         return await self._get_first("/server_info", "/get_server_info")
 
+    async def ask_vocab_size(self) -> int | None:
+        """How many ids the served model has; None from a server or a router that does not tell.
+
+        SGLang 0.5.23 has no page that says it, but names it when it refuses a logit_bias for an id that the
+        model does not have. Nothing is generated: a router that drops the bias passes on two grammars at
+        once, which are refused too.
+        """
+        params = {"logit_bias": {str(_NO_MODELS_ID): 0.0}, "json_schema": "{}", "regex": "."}
+        request = GenerationRequest(f"vocabulary-{uuid.uuid4().hex}", [0], {"max_new_tokens": 1, **params})
+        reply = await self._post_json("/generate", request.to_body(), timeout=CONTROL_TIMEOUT_S)
+        if reply.status_code in REFUSED:
+            return read_vocab_size(reply.content)
+        if reply.status_code != httpx.codes.OK:
+            raise read_error(reply.status_code, reply.content, server=self.base_url)
+        return None
+
+    async def detokenize(self, ids: Sequence[int]) -> str | None:
+        """The server's own text for ids, special tokens too; None from one that does not tell (a router)."""
+        body = orjson.dumps({"tokens": list(ids), "skip_special_tokens": False})
+        reply = await self._post_json("/detokenize", body, timeout=CONTROL_TIMEOUT_S)
+        if reply.status_code != httpx.codes.OK:
+            return None
+        text = self._read_object(reply, "/detokenize").get("text")
+        return text if isinstance(text, str) else None
+
     async def load(self) -> ServerLoad | None:
         """GET /v1/loads: what the server is doing; None from one that does not tell (a router).
 
@@ -215,8 +243,9 @@ class SGLangClient:
             raise BadReply(f"{self.base_url}{path}: not an object", server=self.base_url, status=200)
         return value
 
-    async def _post_json(self, path: str, body: bytes) -> httpx.Response:
-        return await self._send("POST", path, content=body, headers={"Content-Type": "application/json"})
+    async def _post_json(self, path: str, body: bytes, **options: Any) -> httpx.Response:
+        headers = {"Content-Type": "application/json"}
+        return await self._send("POST", path, content=body, headers=headers, **options)
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:

@@ -54,6 +54,12 @@ def find_special_tokens(tokenizer: Any) -> list[str]:
     return list(dict.fromkeys([*filter(None, named), *known, *_LOOKS_SPECIAL.findall(template)]))
 
 
+def find_added_tokens(tokenizer: Any) -> dict[str, int]:
+    """The tokens that were added to the tokenizer's own vocabulary, with their ids."""
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    return added
+
+
 def find_split_tokens(tokenizer: Any) -> dict[str, int]:
     """Special tokens of the chat template that their own tokenizer splits, with how many ids each is."""
     known = {token.strip() for token in _known_tokens(tokenizer)}
@@ -83,8 +89,8 @@ def asks_to_think(chat_template_kwargs: Mapping[str, Any]) -> bool | None:
 
 
 def _known_tokens(tokenizer: Any) -> list[str]:
-    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
-    return [token for token in dict.fromkeys([*tokenizer.all_special_tokens, *added]) if token.strip()]
+    named = dict.fromkeys([*tokenizer.all_special_tokens, *find_added_tokens(tokenizer)])
+    return [token for token in named if token.strip()]
 
 
 def _template_text(template: Any) -> str:

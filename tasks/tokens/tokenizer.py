@@ -39,7 +39,9 @@ class TokenizerIdentity:
 class TargetTokenizer:
     """A loaded tokenizer with what has to be known about its model.
 
-    `vocab_size` is the model's (embedding rows), which can be more or fewer than the tokenizer's;
+    `vocab_size` is the model's (embedding rows), which can be more or fewer than the tokenizer's: the served
+    model's where it is known, else `config_vocab_size`, that of the config.json beside the tokenizer, else
+    as many as the tokenizer has;
     `context_length` is the model's own limit in tokens, or None when its config does not tell;
     `stop_ids` are those that end an answer: the tokenizer's, and those that the model's files name.
     """
@@ -50,12 +52,17 @@ class TargetTokenizer:
     vocab_size: int
     context_length: int | None
     stop_ids: frozenset[int] = frozenset()
+    config_vocab_size: int | None = None
 
 
 def load_tokenizer(
-    name: str, *, revision: str | None = None, trust_remote_code: bool = False
+    name: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    served_vocab_size: int | None = None,
 ) -> TargetTokenizer:
-    """Load a tokenizer by folder or Hub id.
+    """Load a tokenizer by folder or Hub id; `served_vocab_size` is how many ids the served model has.
 
     Raises:
         TokenizerError: not found, not loadable, or without a chat template.
@@ -80,6 +87,7 @@ def load_tokenizer(
             f"target.tokenizer {name!r} has no chat template; use the instruct model's tokenizer"
         )
     config = _read_model_config(name, revision)
+    config_vocab_size = _int_or_none(config.get("vocab_size")) or None
     generation = _read_json(name, "generation_config.json", revision)
     return TargetTokenizer(
         name=name,
@@ -90,7 +98,7 @@ def load_tokenizer(
                 json.dumps(template, sort_keys=True, ensure_ascii=False).encode()
             ).hexdigest(),
         ),
-        vocab_size=int(config.get("vocab_size") or len(tokenizer)),
+        vocab_size=served_vocab_size or config_vocab_size or len(tokenizer),
         context_length=_int_or_none(config.get("max_position_embeddings")),
         stop_ids=frozenset(
             [
@@ -99,6 +107,7 @@ def load_tokenizer(
                 *_list_ids(config.get("eos_token_id")),
             ]
         ),
+        config_vocab_size=config_vocab_size,
     )
 
 

@@ -2,7 +2,8 @@
 
 Knows what was found out and what it means; asks no server itself. Invariant: a finding is one line that names
 the object, the value and, where something has to be changed, what; all refusals of a preflight come together,
-save that nothing more is looked for where another model is served and the Hub would have to be asked.
+save that nothing is generated after one, and nothing more is looked for where another model is served and the
+Hub would have to be asked.
 """
 
 import shutil
@@ -40,6 +41,11 @@ class PreflightError(ValueError):
         self.findings = list(findings)
         self.refusals = list(dict.fromkeys(one.text for one in findings if one.level == "refusal"))
         super().__init__("\n".join(self.refusals))
+
+
+def has_refusal(findings: Sequence[Finding]) -> bool:
+    """Whether something has to be changed before the run can succeed."""
+    return any(one.level == "refusal" for one in findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,33 +139,6 @@ def check_special_tokens(target: TargetTokenizer) -> Finding:
         )
     count = len(find_special_tokens(target.tokenizer))
     return Finding("note", f"{target.name}: {count} special tokens in the chat template, one id each")
-
-
-def check_text_ids(
-    url: str, target: TargetTokenizer, *, ours: Sequence[int], ours_with_added: Sequence[int], servers: Any
-) -> Finding:
-    """The server tokenizes a text as we do; it may add what belongs before or behind a text by itself."""
-    if not isinstance(servers, list):
-        return Finding("warning", f"{url}: it returns no prompt ids for a text; tokenizers not compared")
-    if servers == list(ours):
-        return Finding("note", f"{url}: a text of {len(servers)} ids is the same ids there and here")
-    bos = getattr(target.tokenizer, "bos_token_id", None)
-    if servers == list(ours_with_added) or (servers[:1] == [bos] and servers[1:] == list(ours)):
-        return Finding(
-            "note",
-            f"{url}: a text of {len(ours)} ids is the same ids there and here, but for the beginning-of-text "
-            "id that only the server adds (prompts are sent as ids, which it leaves alone)",
-        )
-    place = next(
-        (at for at, pair in enumerate(zip(ours, servers, strict=False)) if pair[0] != pair[1]),
-        min(len(ours), len(servers)),
-    )
-    text = target.tokenizer.decode(list(ours[max(0, place - 1) : place + 3]))
-    return Finding(
-        "refusal",
-        f"{url} tokenizes a text into {len(servers)} ids, target.tokenizer {target.name!r} into {len(ours)}, "
-        f"first different at id {place} (near {text!r}); set target.tokenizer to the served model's own",
-    )
 
 
 def check_ids(url: str, *, sent: Sequence[int], reply: Mapping[str, Any]) -> Finding:

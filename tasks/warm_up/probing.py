@@ -1,7 +1,9 @@
 """Ask each server a few questions before a run: does it take ids, make ids, tokenize and think as we do?
 
-Knows what to ask and how often; what an answer means is said in `preflight`. Invariant: one bad moment
-of a server is no refusal: what may pass is asked again, and a server that never answers is NotReady.
+Knows what to ask, in which order and how often; what an answer means is said in `preflight` and
+`vocabulary_checks`. Invariants: one bad moment of a server is no refusal: what may pass is asked again,
+and a server that never answers is NotReady. Ids are sent last, after a text that the server has turned into
+ids itself, where it can: an id that the model does not have ends the server.
 """
 
 import asyncio
@@ -12,22 +14,30 @@ from serving.client.errors import NotReady, PromptRefused, RequestFailed, Server
 from serving.client.sglang import SGLangClient
 from tasks.records.rows import Prompt
 from tasks.tokens.rendering import Renderer, RenderError
-from tasks.tokens.special_tokens import ThinkTokens, encode_plain, find_special_tokens, find_think_tokens
+from tasks.tokens.special_tokens import (
+    ThinkTokens,
+    encode_plain,
+    find_added_tokens,
+    find_special_tokens,
+    find_think_tokens,
+)
 from tasks.tokens.tokenizer import TargetTokenizer
 from tasks.warm_up.preflight import (
     Finding,
     SampledDataset,
     check_ids,
-    check_text_ids,
     check_thinking,
     find_thinkers,
+    has_refusal,
 )
 from tasks.warm_up.server_facts import ServerFacts
+from tasks.warm_up.vocabulary_checks import check_foreign_ids, check_text_ids, find_foreign_ids
 
 TRIES = 4
 _PAUSE_S = 0.5
 _FEW, _SOME = 4, 48
 _FEW_IDS = 8
+_LAST_ADDED = 64  # a tokenizer that was extended has its new tokens at the end; some have thousands
 _SAMPLE = 'def f(x):  return x ** 2  # 3.14159, ünïcödé, 漢字 🙂\n\tif it\'s "so": pass'
 _PUZZLE = "How many times does the letter r occur in strawberry? Think step by step."
 
@@ -48,11 +58,13 @@ async def probe_server(
     """
     try:
         prompt = _probe_prompt("Say hello.")
-        findings = [await _probe_ids(client, renderer.render(prompt))]
-        if findings[0].level == "refusal":  # what comes after would only be wrong for the same reason
-            return findings
+        findings: list[Finding] = []
         if facts.tokenizes:
             findings += await _probe_text(client, target, renderer.render_text(prompt), context_length)
+        if not has_refusal(findings):
+            findings.append(await _probe_ids(client, facts, target, renderer.render(prompt)))
+        if has_refusal(findings):  # what comes after would only be wrong for the same reason
+            return findings
         findings += await _probe_thinking(client, renderer, find_think_tokens(target.tokenizer), datasets)
     except RenderError as exc:
         text = f"target.tokenizer {target.name!r}: its chat template renders no plain question ({exc.detail})"
@@ -76,16 +88,28 @@ def measuring_prompt(renderer: Renderer) -> list[int]:
     return renderer.render(_probe_prompt("Write a long story about a lighthouse."))[-_FEW_IDS:]
 
 
-async def _probe_ids(client: SGLangClient, ids: list[int]) -> Finding:
+async def _probe_ids(
+    client: SGLangClient, facts: ServerFacts, target: TargetTokenizer, ids: list[int]
+) -> Finding:
     """Asked again while it looks bad: a server under load may answer one prompt in a hundred badly."""
-    return await _ask(client, ids, _FEW, lambda reply: check_ids(client.base_url, sent=ids, reply=reply))
+    foreign: list[int] = []
+
+    def judge(reply: Mapping[str, Any]) -> Finding:
+        foreign[:] = find_foreign_ids(target, reply)
+        return check_ids(client.base_url, sent=ids, reply=reply)
+
+    finding = await _ask(client, ids, _FEW, judge)
+    if finding.level == "refusal" or not foreign:
+        return finding
+    text = await client.detokenize(foreign) if facts.tokenizes else None
+    return check_foreign_ids(client.base_url, target, foreign, text) or finding
 
 
 async def _probe_text(
     client: SGLangClient, target: TargetTokenizer, rendered: str, context_length: int | None
 ) -> list[Finding]:
     tokenizer = target.tokenizer
-    text = "\n".join([rendered, _SAMPLE, "".join(find_special_tokens(tokenizer))])
+    text = "\n".join([rendered, _SAMPLE, "".join(_find_telling_tokens(target))])
     ours = await asyncio.to_thread(encode_plain, tokenizer, text)
     if context_length is not None and len(ours) + _FEW > context_length:
         return [
@@ -101,6 +125,15 @@ async def _probe_text(
         return [await _ask(client, text, 1, judge)]
     except PromptRefused as exc:
         return [Finding("warning", f"tokenizers not compared: {exc}")]
+
+
+def _find_telling_tokens(target: TargetTokenizer) -> list[str]:
+    """The chat template's special tokens and those added last, but for what the model has no id for."""
+    added = find_added_tokens(target.tokenizer)
+    beyond = {token for token, one in added.items() if one >= target.vocab_size}
+    last = sorted(added.keys() - beyond, key=lambda token: added[token])[-_LAST_ADDED:]
+    named = [token for token in find_special_tokens(target.tokenizer) if token not in beyond]
+    return list(dict.fromkeys([*named, *last]))
 
 
 async def _probe_thinking(

@@ -29,13 +29,15 @@ _SHORTEST_SECRET = 4  # a shorter one would blacken half of the settings
 class ServerFacts:
     """One server's own words; `server_info` may hold secrets in clear.
 
-    A router's are those of one server behind it, and it does not say which.
+    A router's are those of one server behind it, and it does not say which. `vocab_size` is how many ids the
+    served model has, None from one that does not tell.
     """
 
     url: str
     model_info: Mapping[str, Any]
     server_info: Mapping[str, Any]
     is_router: bool = False
+    vocab_size: int | None = None
 
     @property
     def names(self) -> list[str]:

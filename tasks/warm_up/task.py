@@ -1,8 +1,9 @@
 """Before the first prompt: wait for the servers, have everything checked, and open the session.
 
 Knows the order of things; what is checked is in `preflight`, what is asked in `probing`.
-Invariant: a session is opened only on servers that answered a probe with the ids that were sent and with ids
-of their own, and only where no check refused.
+Invariants: a session is opened only on servers that answered a probe with the ids that were sent and with ids
+of their own, and only where no check refused. Nothing is generated before every check that only asks has
+passed.
 """
 
 import asyncio
@@ -50,12 +51,14 @@ from tasks.warm_up.preflight import (
     check_router,
     check_special_tokens,
     check_unused_settings,
+    has_refusal,
     is_path,
 )
 from tasks.warm_up.probing import explain_misconfigured, measuring_prompt, probe_server
 from tasks.warm_up.run_plan import OnDisk, RunPlan
 from tasks.warm_up.server_facts import ServerFacts, redact_settings
 from tasks.warm_up.template_checks import check_refused, check_template_kwargs, check_tool_calls, check_tools
+from tasks.warm_up.vocabulary_checks import check_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -162,13 +165,17 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> tuple[Se
     findings += check_unused_settings(rules.unused_settings)
     if not servers:
         findings.append(Finding("note", "nothing is generated: no server is started or asked"))
-    if any(one.level == "refusal" for one in findings) and not is_path(rules.tokenizer or model):
+    if has_refusal(findings) and not is_path(rules.tokenizer or model):
         raise PreflightError(findings)  # the Hub has a minute to say that there is no such model
     try:
-        info = servers[0].model_info if servers else {}
-        target = await asyncio.to_thread(_load_target, rules, model, info)
+        target = await asyncio.to_thread(_load_target, rules, model, servers)
     except TokenizerError as exc:
         raise PreflightError([*findings, Finding("refusal", str(exc))]) from exc
+    renderer = Renderer(target, calls_as_text=rules.tool_calls_as_text)
+    vocabulary = list(check_vocabulary(target, servers, renderer))
+    findings += vocabulary
+    if has_refusal(vocabulary):  # of another model: what its prompts would be like says nothing
+        raise PreflightError(findings)
     context_length = _least([target.context_length, *[facts.context_length for facts in servers]])
     pool = ServerPool(
         [
@@ -184,7 +191,6 @@ async def open_session(rules: WarmUpRules, *, count_rows: CountRows) -> tuple[Se
         stall_timeout_s=rules.stall_timeout_s,
     )
     try:
-        renderer = Renderer(target, calls_as_text=rules.tool_calls_as_text)
         opening = _Opening(rules, servers, target, renderer, pool, context_length)
         report = await opening.check(findings, count_rows)
     except BaseException:
@@ -214,7 +220,7 @@ async def load_served_target(rules: WarmUpRules) -> tuple[TargetTokenizer, int |
     """
     servers = await _wait_ready(rules, os.environ.get(API_KEY_VARIABLE) or None)
     model = rules.model or next(reversed(servers[0].names), "")
-    target = await asyncio.to_thread(_load_target, rules, model, servers[0].model_info)
+    target = await asyncio.to_thread(_load_target, rules, model, servers)
     lengths = [length for facts in servers for length in (facts.context_length, facts.kv_tokens)]
     return target, _least([target.context_length, *lengths])
 
@@ -242,8 +248,9 @@ class _Opening:
         plan = make_plan(rules.datasets, samples, on_disk, lanes=rules.lanes)
         begun = [name for name, there in on_disk.items() if there.rows]
         findings = [*findings, *self._check_settings([one.dataset for one in samples], plan, begun)]
-        findings += await self._probe([one.dataset for one in samples])
-        if any(one.level == "refusal" for one in findings):
+        if not has_refusal(findings):  # nothing is generated after one: it may be somebody else's server
+            findings += await self._probe([one.dataset for one in samples])
+        if has_refusal(findings):
             raise PreflightError(findings)
         settings = {facts.url: redact_settings(facts.server_info) for facts in self.servers}
         return Report(findings, RunPlan(plan.datasets, await self._measure(plan)), settings)
@@ -351,17 +358,22 @@ async def _read_facts(client: SGLangClient) -> ServerFacts:
         await client.model_info(),
         await client.server_info(),
         is_router=await client.is_router(),
+        vocab_size=await client.ask_vocab_size(),
     )
 
 
-def _load_target(rules: WarmUpRules, model: str, info: Mapping[str, Any]) -> TargetTokenizer:
+def _load_target(rules: WarmUpRules, model: str, servers: Sequence[ServerFacts]) -> TargetTokenizer:
     """The tokenizer asked for, else the model's, else the folder that the server says it uses."""
-    options = {"revision": rules.revision, "trust_remote_code": rules.trust_remote_code}
+    options: dict[str, Any] = {
+        "revision": rules.revision,
+        "trust_remote_code": rules.trust_remote_code,
+        "served_vocab_size": _least([facts.vocab_size for facts in servers]),
+    }
     if rules.tokenizer or rules.model:
-        return load_tokenizer(rules.tokenizer or model, **options)  # type: ignore[arg-type]
-    name = str(info.get("tokenizer_path") or model)
+        return load_tokenizer(rules.tokenizer or model, **options)
+    name = str(servers[0].model_info.get("tokenizer_path") or model)
     try:
-        return load_tokenizer(name, **options)  # type: ignore[arg-type]
+        return load_tokenizer(name, **options)
     except TokenizerError as exc:
         raise TokenizerError(
             f"{exc} (the server names it; set target.tokenizer to one that is here)"

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
 from fake_sglang import NOT_A_ROUTERS
 from prefect.client.orchestration import get_client
 from run_support import Runner
 from tiny_tokenizer import TEMPLATE, make_tokenizer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from flows.cli.app import app
@@ -175,6 +177,84 @@ def test_a_tokenizer_that_counts_differently_is_refused(checked, tmp_path):
     _assert_refused(checked(tokenizer=str(other)), "tokenizes a text into", "target.tokenizer")
 
 
+def _extend(checked, tmp_path, tokens, *, template=TEMPLATE):
+    """Give the run a tokenizer of its own with more tokens; returns its folder and how many ids it has."""
+    tokenizer = AutoTokenizer.from_pretrained(checked.runner.raw["target"]["tokenizer"])
+    tokenizer.add_tokens(tokens)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "extended")
+    checked.runner.raw["target"]["tokenizer"] = str(tmp_path / "extended")
+    return tmp_path / "extended", len(tokenizer)
+
+
+def _count_answers(checked):
+    """How many prompts the server has answered; it must be alive to say so."""
+    [url] = checked.runner.raw["server"]["base_urls"]
+    return len(httpx.get(f"{url}/stats", trust_env=False).json()["answered"])
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused_and_the_server_lives(checked, tmp_path):
+    """An id that the model does not have would end it: both sizes are said, and nothing is sent."""
+    _, size = _extend(checked, tmp_path, ["<|im|>"], template="<|im|>" + TEMPLATE)
+    _assert_refused(checked(vocab_size=size - 1), f"has {size} ids", f"has {size - 1}:")
+    assert _count_answers(checked) == 0
+
+
+def test_a_tokenizer_with_more_tokens_than_the_servers_is_refused(checked, tmp_path):
+    """Also with tokens that the template does not use, and though the model has room for them."""
+    _extend(checked, tmp_path, ["<tool>"])
+    _assert_refused(checked(), "tokenizes a text into", "target.tokenizer")
+    assert _count_answers(checked) == 1  # the text: no ids were sent
+
+
+def test_tokens_that_the_model_has_no_id_for_are_kept_from_the_server(checked, tmp_path):
+    """Those that a plain prompt does not have: a prompt with one is rejected, the others are asked."""
+    template = "{% if images %}<image>{% endif %}" + TEMPLATE
+    folder, size = _extend(checked, tmp_path, ["<image>"], template=template)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "seen", "messages": [{"role": "user", "content": "<image>"}]}) + "\n")
+    done = checked("--max-tokens-per-dataset", "400", tokenizer=str(folder), vocab_size=size - 1)
+    assert done.exit_code == 0, done.output
+    assert f"a prompt with '<image>' ({size - 1}) is rejected" in done.stdout
+    assert "1 of the first 21 prompts would be set aside (id_outside_vocabulary" in done.stdout
+    assert _count_answers(checked) == 2
+
+
+def test_an_answer_in_another_tokenizers_tokens_is_refused(checked, tmp_path):
+    """A text may be the same ids on both sides, and the server still have tokens that ours has not."""
+    ours = checked.runner.raw["target"]["tokenizer"]
+    folder, size = _extend(checked, tmp_path, ["<think>"])
+    checked.runner.raw["target"]["tokenizer"] = ours
+    _assert_refused(
+        checked(tokenizer=str(folder), lead=[size - 1]), f"the ids {size - 1},", f"has {size - 1};"
+    )
+    done = checked(lead=[size - 1])  # no tokenizer has it: the model's padding
+    assert done.exit_code == 0, done.output
+
+
+def test_the_servers_size_is_used_where_the_tokenizer_has_no_config(checked, tmp_path):
+    """Where it does not tell either, the guess is said."""
+    folder, size = _extend(checked, tmp_path, [])
+    assert not (folder / "config.json").exists()
+    done = checked("--max-tokens-per-dataset", "400", tokenizer=str(folder), lead=[1000])
+    assert done.exit_code == 0, done.output
+    assert "its model has 1,024 ids" in done.stdout
+    done = checked("--max-tokens-per-dataset", "400", tokenizer=str(folder), tells_vocab=False, lead=[5])
+    assert f"{size} is assumed" in done.stdout + done.stderr
+
+
+def test_an_answer_of_a_larger_model_is_refused(checked):
+    """As soon as a probe shows it."""
+    _assert_refused(checked(lead=[1500]), "the id 1500", "has 1,024", "target.tokenizer")
+
+
+@pytest.mark.parametrize("options", [{"context_length": 200}, {"served_model_name": "org/other"}])
+def test_nothing_is_generated_after_a_refusal(checked, options):
+    """The server may be somebody else's."""
+    assert checked(**options).exit_code == 2
+    assert _count_answers(checked) == 0
+
+
 def test_a_context_too_small_for_a_lane_is_refused(checked):
     """No prompt of the short lane would leave room for an answer."""
     _assert_refused(checked(context_length=200), "context of 200", "lanes.short", "--context-length")
@@ -226,12 +306,13 @@ def test_a_misspelt_template_argument_is_refused(checked, thinker):
 
 
 def test_all_refusals_come_together(checked):
-    """One line for each."""
-    done = checked(served_model_name="other", context_length=200, no_ids=True)
+    """One line for each that needs no answer of the server."""
+    checked.runner.raw["export"]["draft_vocab_size"] = 5000
+    done = checked(served_model_name="other", context_length=200)
     assert done.exit_code == 2
     lines = done.stderr.splitlines()[1:]
     assert len(lines) == 3
-    assert all(any(word in line for line in lines) for word in ("'other'", "lanes.short", "no output_ids"))
+    assert all(any(word in line for line in lines) for word in ("'other'", "lanes.short", "5000"))
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(checked):

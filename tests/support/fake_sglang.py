@@ -69,7 +69,9 @@ class FakeServer:
     /generate and the pages about the server want it. While `gate` is closed it is frozen (/freeze closes it):
     it takes requests and answers none, and its /v1/loads stands still. `served_model_name`, `context_length`
     and `max_total_num_tokens` are what it says of itself, after `info_failures` 500s. With a `tokenizer` (a
-    folder) it takes text too. With `no_ids` its answers have no ids; with a `think_id` they begin with it.
+    folder) it takes text too, and has a text for ids (/detokenize). `vocab_size` is its model's: an id at or
+    above it kills it, and it names the size when it refuses a bias, unless `tells_vocab` is False. Its
+    answers begin with `lead`, and with a `think_id` before; with `no_ids` they have no ids.
     `ready` is what /ready says. The pages in `missing` are 404; it has those of a router besides. `answered`
     counts a prompt's good answers, `faulty` the others by fault.
     """
@@ -91,6 +93,9 @@ class FakeServer:
         context_length=2048,
         max_total_num_tokens=100000,
         tokenizer=None,
+        vocab_size=VOCAB_SIZE,
+        tells_vocab=True,
+        lead=(),
         no_ids=False,
         think_id=None,
         missing=(),
@@ -129,6 +134,9 @@ class FakeServer:
             from tokenizers import Tokenizer  # only where it is asked for
 
             self.tokenizer = Tokenizer.from_file(str(Path(tokenizer) / "tokenizer.json"))
+        self.vocab_size = vocab_size
+        self.tells_vocab = tells_vocab
+        self.lead = list(lead)
         self.no_ids = no_ids
         self.think_id = think_id
         self.missing = frozenset(missing)
@@ -189,6 +197,9 @@ class FakeServer:
             await self._send(writer, 503, {})
         elif path == "/v1/loads" and self.shows_load:
             await self._send(writer, 200, {"loads": [self._load()]})
+        elif path == "/detokenize" and self.tokenizer is not None:
+            text = self.tokenizer.decode(json.loads(body)["tokens"], skip_special_tokens=False)
+            await self._send(writer, 200, {"text": text})
         elif path == "/freeze":
             self._load()
             self.gate.clear()
@@ -269,13 +280,19 @@ class FakeServer:
 
     async def _generate(self, request, writer):
         params = request["sampling_params"]
+        if "regex" in params:  # in the tokenizer's process, before anything else sees it
+            message = f"logit_bias must has keys in [0, {self.vocab_size - 1}], got 2147483647."
+            if not self.tells_vocab:
+                message = "Only one of json_schema, regex, ebnf, or structural_tag can be set."
+            await self._send(writer, 400, {"error": {"message": message}})
+            return
         ids = request["input_ids"] if "input_ids" in request else self.tokenizer.encode(request["text"]).ids
         self.seen.append(request)
         fault = self._draw_for(ids)
         self.counts[fault or "good"] += 1
         if fault:
             self.faulty[prompt_key(ids)][fault] += 1
-        if not ids or min(ids) < 0 or max(ids) >= VOCAB_SIZE:
+        if not ids or min(ids) < 0 or max(ids) >= self.vocab_size:
             os._exit(1)  # as the real one does
         if fault == "poison":
             await self._send(writer, 400, {"error": {"message": "poison"}})
@@ -285,6 +302,7 @@ class FakeServer:
             await asyncio.sleep(3600)
         await self.gate.wait()
         output, finish = expected_answer(ids, params.get("max_new_tokens", 128), self.mean_tokens)
+        output = [one % self.vocab_size for one in output]
         seconds = self.latency_s + (len(output) / self.tokens_per_s if self.tokens_per_s else 0.0)
         if seconds:
             await asyncio.sleep(seconds)
@@ -312,7 +330,7 @@ class FakeServer:
             output, finish = [STOP_ID], {"type": "stop", "matched": STOP_ID}
         count = len(output) + (fault == "wrong_count")
         if fault == "foreign_id":
-            output = [*output[:-1], VOCAB_SIZE]
+            output = [*output[:-1], self.vocab_size]
         meta = {
             "id": request["rid"],
             "finish_reason": finish,
@@ -320,8 +338,8 @@ class FakeServer:
             "completion_tokens": count,
             "cached_tokens": 0,
         }
-        if self.think_id is not None:
-            output = [self.think_id, *output[1:]]
+        lead = [*([] if self.think_id is None else [self.think_id]), *self.lead]
+        output = [*lead, *output[len(lead) :]]
         reply = {"text": answer_text(output), "output_ids": output, "meta_info": meta}
         if self.no_ids:
             del reply["output_ids"]
@@ -369,6 +387,9 @@ async def _main(options):
         context_length=options.context_length,
         max_total_num_tokens=options.max_total_num_tokens,
         tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        tells_vocab=options.tells_vocab == "true",
+        lead=json.loads(options.lead),
         no_ids=options.no_ids == "true",
         think_id=options.think_id,
         missing=json.loads(options.missing),
@@ -418,6 +439,9 @@ if __name__ == "__main__":
     parser.add_argument("--context-length", type=int, default=2048)
     parser.add_argument("--max-total-num-tokens", type=int, default=100000)
     parser.add_argument("--tokenizer")
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
+    parser.add_argument("--tells-vocab", default="true")
+    parser.add_argument("--lead", default="[]", help="the ids that each answer begins with, as JSON")
     parser.add_argument("--no-ids", default="false")
     parser.add_argument("--think-id", type=int)
     parser.add_argument("--missing", default="[]", help="pages that are 404, as JSON")

@@ -23,7 +23,6 @@ from tasks.warm_up.preflight import (
     check_prompts,
     check_router,
     check_special_tokens,
-    check_text_ids,
     check_thinking,
     find_thinkers,
 )
@@ -90,22 +89,6 @@ def test_a_special_token_in_pieces_is_refused(target, monkeypatch):
     refusal = check_special_tokens(target)
     assert refusal.level == "refusal"
     assert "'<|begin|>' is 9 ids" in refusal.text
-
-
-@pytest.mark.parametrize(
-    ("servers", "level"),
-    [
-        ([5, 6], "note"),
-        ([0, 5, 6], "note"),
-        ([1, 5, 6], "refusal"),
-        ([5], "refusal"),
-        ([], "refusal"),
-        (None, "warning"),
-    ],
-)
-def test_only_a_beginning_of_text_may_be_added(target, servers, level):
-    """Which says nothing about prompts that are sent as ids."""
-    assert check_text_ids(URL, target, ours=[5, 6], ours_with_added=[5, 6], servers=servers).level == level
 
 
 @pytest.mark.parametrize(

@@ -522,3 +522,37 @@ async def ask_closed_port():
     await server.stop()
     async with SGLangClient(url) as client:
         await client.generate(request())
+
+
+def test_the_vocabulary_is_asked_and_nothing_is_generated():
+    """None from a server that does not tell; a wrong key is an error as anywhere."""
+    for tells, size in ((True, 700), (False, None)):
+        server = FakeServer(vocab_size=700, tells_vocab=tells)
+        assert ask_server(server, lambda client: client.ask_vocab_size()) == size
+        assert (server.paths["/generate"], server.seen) == (1, [])
+    with pytest.raises(ServerMisconfigured, match="401"):
+        ask_server(FakeServer(api_key="right"), lambda client: client.ask_vocab_size(), api_key="wrong")
+
+
+def test_a_server_that_answers_whatever_it_is_asked_tells_no_vocabulary():
+    """A 200 holds no size."""
+    reply = httpx.Response(200, json={"text": "", "output_ids": [1], "meta_info": {}})
+    assert ask(lambda _: reply, lambda client: client.ask_vocab_size()) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "text"),
+    [
+        (200, {"text": "<think>"}, "<think>"),
+        (200, {"text": ["a"]}, None),
+        (404, {"detail": "Not Found"}, None),
+    ],
+)
+def test_a_server_has_a_text_for_ids_or_does_not_tell(status, reply, text):
+    """Special tokens are shown."""
+
+    def handle(asked):
+        assert orjson.loads(asked.content) == {"tokens": [5, 6], "skip_special_tokens": False}
+        return httpx.Response(status, json=reply)
+
+    assert ask(handle, lambda client: client.detokenize([5, 6])) == text

@@ -17,7 +17,7 @@ from serving.client.errors import (
     ServerUnreachable,
     ServingError,
 )
-from serving.client.protocol import GenerationRequest, read_error, read_generation
+from serving.client.protocol import GenerationRequest, read_error, read_generation, read_vocab_size
 
 SERVER = "http://127.0.0.1:30000"
 REQUEST = GenerationRequest(rid="r-1", input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 8})
@@ -160,6 +160,24 @@ def test_an_answer_that_is_not_whole_says_nothing_of_the_vocabulary():
     """What is garbled is asked again."""
     with pytest.raises(BadReply, match="completion_tokens"):
         read(reply(output_ids=[131, 1500, 1]))
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        (b'{"error":{"message":"logit_bias must has keys in [0, 383], got 2147483647."}}', 384),
+        (
+            b'{"error":{"message":"Only one of json_schema, regex, ebnf, or structural_tag can be set."}}',
+            None,
+        ),
+        (b'{"error":{"message":"top_p must be in [0, 1], got 2."}}', None),
+        (b"no JSON", None),
+        (b"", None),
+    ],
+)
+def test_the_vocabulary_is_read_out_of_a_refused_bias(body, size):
+    """SGLang 0.5.23 names the last id; other refusals do not tell."""
+    assert read_vocab_size(body) == size
 
 
 def test_ids_at_the_ends_of_the_vocabulary_are_good():
