@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-import flows.cli.folder
-import flows.cli.serve  # noqa: F401 - the commands register themselves
 from deployments.errors import PrefectFileError
-from flows.cli.app import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, main, say, set_up_prefect
+from flows.cli.app import app, main
+from flows.cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, fail, say
+from flows.cli.starting import set_up_prefect
 
 __all__ = ["main"]
 

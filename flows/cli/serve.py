@@ -6,11 +6,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from flows.cli import serve_profile as serve_command
-from flows.cli.app import EXIT_BAD_INPUT, EXIT_FAILED, app, fail, say
+from flows.cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, fail, say
 from flows.cli.explain_profile import explain_profile
 from serving.client.errors import LaunchRefused, ServerDown, UnknownProfile
 
-_SERVE_EPILOG = """\
+EPILOG = """\
 \b
 Environment:
   DRAFTMILL_API_KEY  with --profile: the key that the server asks for; it goes
@@ -19,7 +19,6 @@ Environment:
 """
 
 
-@app.command(epilog=_SERVE_EPILOG)
 def serve(
     model: Annotated[
         str | None,

@@ -11,7 +11,7 @@ import os, sys
 from deployments.start import main
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "flows.cli.folder":
+        if name == "flows.cli.app":
             os.kill(os.getpid(), int(sys.argv.pop()))
 sys.meta_path.insert(0, Interrupt())
 main()

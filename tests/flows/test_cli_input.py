@@ -11,7 +11,7 @@ import yaml
 from run_support import DRAFTMILL, Runner, write_prompts
 from typer.testing import CliRunner
 
-from flows.cli.folder import app
+from flows.cli.app import app
 from tasks.records.run_file import update_run_file
 
 
@@ -266,7 +266,7 @@ def test_help_is_there_and_needs_no_prefect(command):
     """Help of every command, without the seconds that importing Prefect takes."""
     done = subprocess.run([*DRAFTMILL, *command, "--help"], capture_output=True, text=True, check=True)
     assert "Usage" in done.stdout
-    code = "import sys, flows.cli.folder; sys.exit('prefect' in sys.modules)"
+    code = "import sys, flows.cli.app; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

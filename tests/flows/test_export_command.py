@@ -13,7 +13,7 @@ from tiny_tokenizer import make_tokenizer
 from typer.testing import CliRunner
 
 from flows.catalog import InputError, build_parameters, complete_parameters, read_param_file
-from flows.cli.folder import app
+from flows.cli.app import app
 from tasks.aggregate.run_stats import collect_stats, read_plans
 from tasks.export.rows import ExportDataset
 from tasks.export.task import ExportRules, export_drafter_data

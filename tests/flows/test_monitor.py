@@ -15,7 +15,7 @@ from rich.console import Console
 from run_support import DRAFTMILL
 from typer.testing import CliRunner
 
-from flows.cli.folder import app
+from flows.cli.app import app
 from flows.monitor.view import LookView
 from tasks.aggregate.log_watch import RunLogWatch
 from tasks.aggregate.recent_answers import ServerActivity

@@ -1,26 +1,17 @@
-"""The commands that look at the folder of a run, and start nothing: stats, monitor, export."""
+"""`draftmill export`: the training data of a run, written again."""
 
 import contextlib
-import json
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.cli.app import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, app, check_folder, fail, say
-from flows.cli.console import make_console
+from flows.cli.exits import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, fail
+from flows.cli.starting import check_folder
+from flows.cli.stats import collect_run_stats
 
-_STATS_EPILOG = """\
-\b
-Exit status:
-  0  counted, whatever the counts are
-  1  report.html cannot be written
-  2  the folder is not one of a run, or its run.json is damaged
-"""
-
-_EXPORT_EPILOG = """\
+EPILOG = """\
 \b
 Exit status:
   0    exported, or there already as it would be
@@ -31,67 +22,7 @@ Exit status:
   130  interrupted by Ctrl-C or SIGTERM; the export of before is untouched
 """
 
-_MONITOR_EPILOG = """\
-\b
-Exit status:
-  0  everything is done, or Ctrl-C: whoever looks interrupts nothing
-  2  the folder is not one of a run
-"""
 
-
-@app.command(epilog=_STATS_EPILOG)
-def stats(
-    output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what stats.json has instead of a table.")
-    ] = False,
-    report: Annotated[bool, typer.Option("--report", help="Write report.html into the folder too.")] = False,
-) -> None:
-    """Count what is on disk: answers, tokens, finish reasons, rejected prompts. Starts nothing."""
-    from tasks.aggregate.stats_views import stats_table, stats_to_json
-
-    found = _collect_stats(output_dir)
-    if report:
-        from tasks.aggregate.report import write_report
-
-        say(f"see {write_report(output_dir, found)}")
-    if as_json:
-        typer.echo(json.dumps(stats_to_json(found), indent=1))
-    else:
-        make_console().print(stats_table(found))
-
-
-@app.command(epilog=_MONITOR_EPILOG)
-def monitor(
-    output_dir: Annotated[Path, typer.Argument(help="The folder of a run, wherever the run is at work.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line for each look instead.")
-    ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.2, metavar="SECONDS", help="Time between two looks.")] = 2.0,
-) -> None:
-    """Watch a run: budgets, speed, when it will be done, servers, what went wrong. Only reads files.
-
-    A dataset without an answer for five minutes is "stopped". The end is reckoned from the last hour of work.
-    """
-    from flows.monitor.live import FolderGoneError, print_json, show_live
-    from tasks.records.run_file import RunFolderError
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its cursor back
-    try:
-        if as_json:
-            print_json(output_dir, sys.stdout, every_s=every, once=once)
-        else:
-            show_live(output_dir, make_console(), every_s=every, once=once)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
-    except RunFolderError as exc:
-        fail(str(exc), EXIT_BAD_INPUT)
-    except FolderGoneError as exc:
-        fail(str(exc), EXIT_FAILED)
-
-
-@app.command(epilog=_EXPORT_EPILOG)
 def export(
     output_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
     eval_fraction: Annotated[
@@ -130,7 +61,7 @@ def export(
     Example: draftmill export data/kimi-k25 --formats arrow,vocab --draft-vocab-size 16000
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends an export as Ctrl-C does
-    before = _look_at_export(output_dir)
+    before = _find_export(output_dir)
     try:
         said = _export(
             output_dir,
@@ -143,13 +74,13 @@ def export(
             partial=partial,
         )
     except KeyboardInterrupt:
-        untouched = _look_at_export(output_dir) == before
+        untouched = _find_export(output_dir) == before
         what = "export that was there before is untouched" if untouched else "new export is there, whole"
         fail(f"interrupted; the {what}", EXIT_INTERRUPTED)
     typer.echo("\n".join(said))
 
 
-def _look_at_export(output_dir: Path) -> tuple[int, int] | None:
+def _find_export(output_dir: Path) -> tuple[int, int] | None:
     """Which export is there: another one has another folder in its place."""
     with contextlib.suppress(OSError):
         found = (output_dir / "export").lstat()
@@ -166,7 +97,7 @@ def _export(output_dir: Path, *, formats: str | None, **rules: Any) -> list[str]
     from tasks.export.task import export_datasets
     from tasks.records.run_file import RunFolderError
 
-    found = _collect_stats(output_dir)
+    found = collect_run_stats(output_dir)
     check_folder(output_dir)
     try:
         chosen = read_export_rules(output_dir, formats=_split_formats(formats), **rules)
@@ -189,14 +120,3 @@ def _split_formats(names: str | None) -> list[str] | None:
     if formats is not None and (unknown := [name for name in formats if name not in FORMATS]):
         fail(f"--formats has {', '.join(map(repr, unknown))}; there are {', '.join(FORMATS)}", EXIT_BAD_INPUT)
     return formats
-
-
-def _collect_stats(output_dir: Path) -> list[Any]:
-    from tasks.aggregate.run_stats import collect_stats, read_plans
-    from tasks.records.run_file import RunFolderError
-
-    try:
-        plans = read_plans(output_dir)
-    except RunFolderError as exc:
-        fail(str(exc), EXIT_BAD_INPUT)
-    return collect_stats(output_dir, plans)
