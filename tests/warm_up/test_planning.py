@@ -5,9 +5,9 @@ import json
 import pytest
 from tiny_tokenizer import make_tokenizer
 
-from tasks.aggregate.stats import DatasetPlan
 from tasks.prepare.adapters import ADAPTERS
 from tasks.prepare.preparation import PrepareOptions
+from tasks.records.dataset_plan import DatasetPlan
 from tasks.tokens.rendering import Renderer
 from tasks.tokens.tokenizer import load_tokenizer
 from tasks.warm_up.planning import DatasetWork, sample_datasets
