@@ -40,8 +40,8 @@ from serving.client.pool import ServerPool
 from serving.client.sglang import SGLangClient
 from tasks.generate.budget import BudgetPolicy
 from tasks.generate.dispatch import Dispatcher, DispatchRules
+from tasks.generate.dispatch_permit import DispatchPermit
 from tasks.generate.generation import GenerationRules, Resources, generate_dataset
-from tasks.generate.turn import Turn
 from tasks.generate.window import Window
 from tasks.prepare.lane import Lane
 from tasks.prepare.preparation import PrepareOptions, prepare_prompts
@@ -74,7 +74,7 @@ class Trace:
     ended: Moment
 
 
-class _WatchedTurn(Turn):
+class _WatchedTurn(DispatchPermit):
     """A turn that notes when it is had and when it is given up."""
 
     def __init__(self, look: Callable[[], Moment]) -> None:

@@ -83,8 +83,8 @@ def measure_parsing(path: Path) -> Measured:
 def measure_preparing(path: Path, folder: Path, workers: int) -> Measured:
     """Prepare into a folder that is removed again; with one worker, it is this process."""
     options = PrepareOptions(name="bench", adapter="messages", seed=0)
-    worker_process.LEAST_BYTES = 0 if workers > 1 else sys.maxsize
-    parallel_draft.MOST_WORKERS = workers
+    worker_process.MIN_BYTES = 0 if workers > 1 else sys.maxsize
+    parallel_draft.MAX_WORKERS = workers
     try:
         with ProcessClock() as clock:
             report = prepare_prompts(folder, [path], options=options, source_sha256="bench")

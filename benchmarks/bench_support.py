@@ -23,8 +23,8 @@ from tiny_tokenizer import VOCAB_SIZE, make_tokenizer
 from serving.client.pool import ServerPool
 from serving.client.sglang import SGLangClient
 from tasks.generate.dispatch import DispatchRules
+from tasks.generate.dispatch_permit import DispatchPermit
 from tasks.generate.generation import GenerationRules, Resources
-from tasks.generate.turn import Turn
 from tasks.generate.window import Window
 from tasks.prepare.lane import Lane
 from tasks.prepare.preparation import PROMPTS, REPORT, PrepareReport
@@ -150,7 +150,7 @@ async def open_resources(url: str, renderer: Renderer, *, connections: int) -> A
     """What `generate_dataset` needs, with one server and a window of `connections`."""
     lanes = {"short": Lane("short", connections, 2048), "long": Lane("long", 1, 2048)}
     pool = ServerPool([SGLangClient(url, vocab_size=VOCAB_SIZE, max_connections=connections + 8)])
-    resources = Resources(pool, Window(lanes), renderer, 8192, Turn(1))
+    resources = Resources(pool, Window(lanes), renderer, 8192, DispatchPermit(1))
     try:
         yield resources
     finally:

@@ -10,7 +10,7 @@ from flows.finished import find_finished
 from flows.logs import show_our_logs
 from flows.opening import join_run, to_generation_rules, to_prepare_request
 from flows.parameters import DatasetSettings, RunParameters
-from flows.patience import stay_until_heard
+from flows.patience import wait_until_prefect_acknowledges
 from tasks.generate.generation import GenerationResult
 from tasks.generate.session import find_session
 from tasks.generate.task import generate_responses
@@ -26,7 +26,7 @@ async def generate_dataset(parameters: RunParameters, dataset: DatasetSettings) 
     place = find_place(parameters, dataset)
     parameters = parameters.model_copy(update={"datasets": [dataset]})
     [dataset] = list_datasets(complete_parameters(parameters))
-    async with stay_until_heard():
+    async with wait_until_prefect_acknowledges():
         if find_session() is None:  # run by itself
             check_run_folder(Path(parameters.output_dir))
             if found := await find_finished(parameters, [dataset]):

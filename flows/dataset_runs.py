@@ -28,7 +28,7 @@ from prefect.runtime import flow_run as this_run
 from prefect.states import AwaitingRetry
 
 from flows.parameters import DatasetSettings, RunParameters
-from flows.patience import patiently
+from flows.patience import retry_while_prefect_down
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def _find_known(client: PrefectClient, names: Iterable[str]) -> dict[str, 
     """The runs that an earlier try of this run started."""
     keys = {_key(name): name for name in names}
     wanted = FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=list(keys)))
-    found = await patiently(lambda: client.read_flow_runs(flow_run_filter=wanted))
+    found = await retry_while_prefect_down(lambda: client.read_flow_runs(flow_run_filter=wanted))
     return {keys[run.idempotency_key]: run for run in found if run.idempotency_key in keys}
 
 
@@ -81,11 +81,13 @@ async def _start(
     if known is not None:
         if known.state is not None and known.state.is_final():
             logger.info("%s: its run %s (%s) runs again", dataset.name, known.name, known.state.name)
-            await patiently(lambda: client.set_flow_run_state(known.id, AwaitingRetry(), force=True))
+            await retry_while_prefect_down(
+                lambda: client.set_flow_run_state(known.id, AwaitingRetry(), force=True)
+            )
         return known.id
     given = _parameters_of(parameters, dataset)
     try:
-        run = await patiently(
+        run = await retry_while_prefect_down(
             lambda: arun_deployment(
                 DEPLOYMENT,
                 parameters=given,
@@ -123,7 +125,7 @@ async def _wait(client: PrefectClient, runs: Mapping[str, UUID], crashes: "_Cras
     before: dict[str, str] = {}
     waiting = _WaitingForSlots()
     while True:
-        found = await patiently(lambda: client.read_flow_runs(flow_run_filter=wanted))
+        found = await retry_while_prefect_down(lambda: client.read_flow_runs(flow_run_filter=wanted))
         ended = {}
         for run in found:
             name, state = names[run.id], run.state
@@ -162,7 +164,7 @@ class _Crashes:
             name, run.state.message, self._delay_s, self._used[name], self._retries,
         )  # fmt: skip
         due = datetime.now(UTC) + timedelta(seconds=self._delay_s)
-        await patiently(
+        await retry_while_prefect_down(
             lambda: self._client.set_flow_run_state(run.id, AwaitingRetry(scheduled_time=due), force=True)
         )
         return True

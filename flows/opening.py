@@ -69,7 +69,9 @@ async def open_run(parameters: RunParameters, **turns: Any) -> AsyncIterator[Ses
             )
             resources = session.resources
             if parameters.server.mode == "launch":
-                resources.find_end = functools.partial(find_failure, Path(parameters.output_dir))
+                resources.find_permanent_failure = functools.partial(
+                    find_failure, Path(parameters.output_dir)
+                )
             async with adapt_window(resources.window, resources.pool, parameters.lanes.concurrency):
                 with use_session(session):
                     yield session

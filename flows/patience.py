@@ -23,7 +23,7 @@ _SAY_EVERY_S = 60.0
 _Result = TypeVar("_Result")
 
 
-async def patiently(call: Callable[[], Awaitable[_Result]]) -> _Result:
+async def retry_while_prefect_down(call: Callable[[], Awaitable[_Result]]) -> _Result:
     """The call's result; while Prefect's server is away it is tried again, for an hour at most."""
     started_s, said_s = time.monotonic(), float("-inf")
     while True:
@@ -41,7 +41,7 @@ async def patiently(call: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 @contextlib.asynccontextmanager
-async def stay_until_heard() -> AsyncIterator[None]:
+async def wait_until_prefect_acknowledges() -> AsyncIterator[None]:
     """Leave the block, unless it is cancelled, only when Prefect's server can hear how it ended.
 
     A flow that ends while the server is away would be Crashed whatever it did.
@@ -59,7 +59,7 @@ async def _wait_for_prefect() -> None:
         async with get_client() as client:  # entering it asks already
             await client.hello()
 
-    await patiently(ask)
+    await retry_while_prefect_down(ask)
 
 
 async def find_problem() -> str | None:

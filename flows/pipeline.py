@@ -18,7 +18,7 @@ from flows.finished import find_finished
 from flows.logs import show_our_logs
 from flows.opening import open_run, to_export_rules, to_plan
 from flows.parameters import DatasetSettings, RunParameters
-from flows.patience import stay_until_heard
+from flows.patience import wait_until_prefect_acknowledges
 from flows.refusals import all_need_change
 from flows.servers import open_server
 from flows.show_run import show_run
@@ -74,7 +74,7 @@ async def generate_drafter_data(parameters: RunParameters) -> RunReport | State[
     parameters = complete_parameters(parameters)
     datasets = list_datasets(parameters)
     check_run_folder(Path(parameters.output_dir))
-    async with stay_until_heard():
+    async with wait_until_prefect_acknowledges():
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(hold_folder_lock(Path(parameters.output_dir), RUN_LOCK))

@@ -23,11 +23,11 @@ _REFUSALS = (
 
 def all_need_change(failures: Iterable[object]) -> bool:
     """Whether the same would come of all of them again."""
-    return all(needs_change(failure) for failure in failures)
+    return all(requires_user_action(failure) for failure in failures)
 
 
-def needs_change(failure: object) -> bool:
+def requires_user_action(failure: object) -> bool:
     """Whether something has to be changed first; False where it may pass by itself."""
     if isinstance(failure, ServingError):
-        return failure.needs_change
+        return failure.requires_user_action
     return isinstance(failure, _REFUSALS)

@@ -23,7 +23,7 @@ from serving.client.errors import ServingError
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 OWNER, USERS = "server.lock", "server-users.lock"
 
 
@@ -121,7 +121,7 @@ class _Address:
 
 def _read(owner: int) -> _Address | None:
     """The address in the owner's file; None while a server is being started, or where none was killed."""
-    content = os.pread(owner, _MOST_BYTES, 0)
+    content = os.pread(owner, _MAX_BYTES, 0)
     try:
         return _Address(**json.loads(content)) if content else None
     except ValueError:  # it is being written

@@ -18,7 +18,7 @@ from flows.catalog import list_datasets
 from flows.cli.console import make_console
 from flows.opening import to_prepare_request, to_warm_up_rules
 from flows.parameters import RunParameters
-from flows.refusals import needs_change
+from flows.refusals import requires_user_action
 from flows.servers import open_server
 from serving.client.errors import ServingError
 from serving.embedded.errors import EmbeddedError
@@ -42,7 +42,7 @@ async def check_run(parameters: RunParameters) -> int:
         findings, plan = exc.findings, None
     except (ServingError, EmbeddedError) as exc:
         _say(str(exc))
-        return REFUSED if needs_change(exc) else NOT_ANSWERING
+        return REFUSED if requires_user_action(exc) else NOT_ANSWERING
     return _report(findings, plan)
 
 

@@ -69,4 +69,4 @@ def _preview(parameters: Any, **options: Any) -> None:
     except (InputError, TokenizerError, EmbeddedError) as exc:
         fail(str(exc), EXIT_BAD_INPUT)
     except ServingError as exc:
-        fail(str(exc), EXIT_BAD_INPUT if exc.needs_change else EXIT_FAILED)
+        fail(str(exc), EXIT_BAD_INPUT if exc.requires_user_action else EXIT_FAILED)

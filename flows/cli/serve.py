@@ -121,5 +121,5 @@ def _serve_profile(request: serve_command.ServeRequest, *, dry_run: bool, explai
     try:
         code = serve_command.run_server(command, port=request.port, say=say)
     except (LaunchRefused, ServerDown) as exc:
-        fail(str(exc), EXIT_BAD_INPUT if exc.needs_change else EXIT_FAILED)
+        fail(str(exc), EXIT_BAD_INPUT if exc.requires_user_action else EXIT_FAILED)
     raise typer.Exit(code)

@@ -7,7 +7,7 @@ nothing is left out while something that matters less is still there.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-_LEAST_ROWS = 4  # what many problems leave of the datasets at least
+_MIN_ROWS = 4  # what many problems leave of the datasets at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _shrink(sizes: Sizes, layout: Layout) -> Iterator[Layout]:
         yield layout
     layout = replace(layout, servers=len(sizes.servers))
     yield layout
-    for rows in range(layout.rows - 1, _LEAST_ROWS - 1, -1):
+    for rows in range(layout.rows - 1, _MIN_ROWS - 1, -1):
         layout = replace(layout, rows=rows)
         yield layout
     for trouble in range(layout.trouble - 1, 0, -1):

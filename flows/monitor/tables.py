@@ -28,7 +28,7 @@ _COLOURS: dict[State, str] = {
     "complete": "green",
     "exhausted": "yellow",
 }
-_BAR_WIDTH, _LEAST_BAR, _NAME_WIDTH = 20, 3, 8  # the first at most, the others at least
+_BAR_WIDTH, _MIN_BAR, _NAME_WIDTH = 20, 3, 8  # the first at most, the others at least
 _SPEED, _CUT = "tok/s (5 min)", "cut off"
 _DROPPED = ("answers", "rows skipped", "unanswered", _CUT, _SPEED, "done in")  # first, when it is narrow
 _LONGER = {_CUT: "cut off (answers)"}  # where there is room: the problems say the share of the tokens
@@ -79,12 +79,12 @@ def _render_rows(datasets: Sequence[DatasetProgress], rows: list[dict[str, str]]
     spare = width - sum(widths.values()) - len(widths) + 1
     headings = {name: name for name in widths}
     for name, longer in _LONGER.items():
-        if name in widths and spare - (more := len(longer) - widths[name]) > _LEAST_BAR:
+        if name in widths and spare - (more := len(longer) - widths[name]) > _MIN_BAR:
             headings[name], spare = longer, spare - more
     name_width = max(_NAME_WIDTH, widths["dataset"] + min(0, spare))
     bar_width = min(_BAR_WIDTH, spare - 1)
     columns = [*widths]
-    if bar_width >= _LEAST_BAR:
+    if bar_width >= _MIN_BAR:
         columns.insert(2, "")
     table = _make_table([headings.get(name, "") for name in columns])
     for one, row in zip(datasets, rows, strict=True):

@@ -29,7 +29,7 @@ from tasks.aggregate.stats_views import format_counts, format_percent
 from tasks.records.times import format_ago, format_duration, format_time
 
 WAITING = "no run.json yet: the run is being checked, or its server is starting"
-_TOTAL_BAR_WIDTH, _LEAST_PATH = 60, 8  # at most, at least
+_TOTAL_BAR_WIDTH, _MIN_PATH = 60, 8  # at most, at least
 _FOLDED = ("complete", "waiting")  # nobody has to see them
 
 
@@ -135,7 +135,7 @@ def _render_title(folder: Path, look: RunLook | None, width: int) -> Text:
     """When, which model and where; of a path that is too long the end, which tells it from others."""
     clock = [f"{format_time(look.at_s, seconds=True)} UTC", look.model] if look else []
     words, path = "  ".join(filter(None, clock)), str(folder.resolve())
-    room = max(_LEAST_PATH, width - cell_len(words) - 2)
+    room = max(_MIN_PATH, width - cell_len(words) - 2)
     if cell_len(path) > room:
         path = f"…{path[-room + 1 :]}"
     return Text(f"{words}  {path}".strip(), style="dim", overflow="ellipsis", no_wrap=True)

@@ -28,10 +28,10 @@ ServingError
 class ServingError(Exception):
     """Base of all errors of this package.
 
-    `needs_change` is True when the same command would meet it again until something is changed.
+    `requires_user_action` is True when the same command would meet it again until something is changed.
     """
 
-    needs_change = False
+    requires_user_action = False
 
 
 class RequestFailed(ServingError):
@@ -134,7 +134,7 @@ class ServerMisconfigured(ServingError):
 class ForeignIds(ServerMisconfigured):
     """An answer has ids that the target does not have: the server or the tokenizer is another model's."""
 
-    needs_change = True
+    requires_user_action = True
 
 
 class NotReady(ServingError):
@@ -144,13 +144,13 @@ class NotReady(ServingError):
 class UnknownProfile(ServingError):
     """There is no launch profile, or no preset of it, of that name."""
 
-    needs_change = True
+    requires_user_action = True
 
 
 class LaunchRefused(ServingError):
     """SGLang would not start like this, or not as meant; every problem is a line of the message."""
 
-    needs_change = True
+    requires_user_action = True
 
 
 class ServerDown(ServingError):
@@ -159,10 +159,12 @@ class ServerDown(ServingError):
     `failure` is the name of the `KnownFailure` that explains it, None when nothing is recognised.
     """
 
-    def __init__(self, message: str, *, failure: str | None = None, needs_change: bool = False) -> None:
+    def __init__(
+        self, message: str, *, failure: str | None = None, requires_user_action: bool = False
+    ) -> None:
         super().__init__(message)
         self.failure = failure
-        self.needs_change = needs_change
+        self.requires_user_action = requires_user_action
 
 
 class PortTaken(ServerDown):
@@ -180,7 +182,7 @@ class KvCacheTooSmall(ServerDown):
     """The server is ready, but its KV cache holds far fewer tokens than it should."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, failure="kv_too_small", needs_change=True)
+        super().__init__(message, failure="kv_too_small", requires_user_action=True)
 
 
 class StaysDown(ServerDown):

@@ -246,7 +246,7 @@ class ServerPool:
             await asyncio.sleep(max(self._probe_every_s, member.pause_s))
             if not await member.client.is_ready():
                 continue
-            if not member.has_stalled or await member.client.has_life():
+            if not member.has_stalled or await member.client.is_making_progress():
                 break
         member.up, member.has_stalled = True, False
         member.failures_in_a_row = 0

@@ -197,7 +197,7 @@ class SGLangClient:
             return None
         return read_load(self._read_object(reply, "/v1/loads"), server=self.base_url)
 
-    async def has_life(self) -> bool:
+    async def is_making_progress(self) -> bool:
         """Whether one token comes back in time: the only proof of life after a stall."""
         request = GenerationRequest(f"life-{uuid.uuid4().hex}", [0], {"max_new_tokens": 1, "temperature": 0})
         try:

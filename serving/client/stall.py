@@ -60,7 +60,7 @@ class StallWatch:
 
     async def _is_dead(self) -> bool:
         _, before = await self._look()
-        if await self._client.has_life():
+        if await self._client.is_making_progress():
             return False
         _, after = await self._look()
         # A server with a long queue lets the question wait: its counters go on.

@@ -21,13 +21,13 @@ class KnownFailure:
     Attributes:
         name: To branch on: one of the names below.
         explanation: What happened and what to do, in one line.
-        needs_change: Whether the same command would meet it again; False where it may pass by itself.
+        requires_user_action: Whether the same command would meet it again; False where it may pass by itself.
         lines: The log's lines that say so, the most telling ones; () where none does.
     """
 
     name: str
     explanation: str
-    needs_change: bool = True
+    requires_user_action: bool = True
     lines: tuple[str, ...] = ()
 
 
@@ -38,7 +38,7 @@ class _Entry:
     name: str
     patterns: tuple[str, ...]
     advice: str
-    needs_change: bool = True
+    requires_user_action: bool = True
 
     def find(self, lines: Collection[str]) -> KnownFailure | None:
         found = list(filter(None, map(re.compile("|".join(self.patterns)).search, lines)))
@@ -46,7 +46,7 @@ class _Entry:
             return None
         detail = next((group for one in found for group in one.groups() if group), "see the log")
         explanation = self.advice.format(detail.strip()[:200])
-        return KnownFailure(self.name, explanation, self.needs_change, _pick_telling(found))
+        return KnownFailure(self.name, explanation, self.requires_user_action, _pick_telling(found))
 
 
 _TELLING_LINES = 3
@@ -109,7 +109,7 @@ _ENTRIES = (
             r"LocalEntryNotFoundError",
         ),
         "the model is not on this machine, and the Hub cannot be reached ({0}): give the model's folder",
-        needs_change=False,
+        requires_user_action=False,
     ),
     _Entry(
         "quantization",
@@ -197,13 +197,13 @@ _ENTRIES = (
             r"GPU has fallen off the bus",
         ),
         "the GPU or its driver failed ({0}): look at nvidia-smi and dmesg (Xid) before starting again",
-        needs_change=False,
+        requires_user_action=False,
     ),
     _Entry(
         "port_taken",
         (r"address already in use", r"(\w+ at \d+ is not available in)", r"Port is already in use"),
         "a port of the server is taken: end the process that has it, or choose another --port",
-        needs_change=False,
+        requires_user_action=False,
     ),
     _Entry(
         "host_memory",
@@ -227,7 +227,7 @@ _ENTRIES = (
         (r"watchdog timeout \(self\.watchdog_timeout",),
         "one step took longer than --watchdog-timeout: a GPU or NCCL hangs (see nvidia-smi), or kernels were "
         "compiled; raise it when it was that",
-        needs_change=False,
+        requires_user_action=False,
     ),
     _Entry(
         "nccl",
@@ -240,7 +240,7 @@ _ENTRIES = (
             r"Timed out after \d+ seconds waiting for clients",
         ),
         "the GPUs do not reach one another (NCCL): " + _NCCL_ADVICE,
-        needs_change=False,
+        requires_user_action=False,
     ),
 )
 _SETTINGS_CHECKED = re.compile(
@@ -273,10 +273,10 @@ def explain_slow_start(stage: Stage) -> KnownFailure | None:
     """Why a server that lives is not ready in time, by how far it has come; None when that says nothing."""
     if stage is Stage.CONNECTING:
         why = f"its ranks wait for one another (NCCL): {_NCCL_ADVICE}"
-        return KnownFailure("nccl", why, needs_change=False)
+        return KnownFailure("nccl", why, requires_user_action=False)
     if stage is Stage.LOADING:
         why = "it is still loading weights: allow more time, or use a faster disk"
-        return KnownFailure("slow_load", why, needs_change=False)
+        return KnownFailure("slow_load", why, requires_user_action=False)
     return None
 
 
@@ -314,9 +314,9 @@ def _explain_status(lines: Collection[str], status: int | None) -> KnownFailure 
     for found in filter(None, map(_CHILD_ENDED.search, lines)):
         name, code = found[1], int(found[2])
         if code in _BY_SIGKILL:
-            return KnownFailure("killed", f"its process {name} {_FROM_OUTSIDE}", needs_change=False)
+            return KnownFailure("killed", f"its process {name} {_FROM_OUTSIDE}", requires_user_action=False)
         why = f"its process {name} crashed with exit code {code}; the log may say why"
-        return KnownFailure("crashed", why, needs_change=False)
+        return KnownFailure("crashed", why, requires_user_action=False)
     if status in _BY_SIGKILL and not any(map(_ENDED_ITSELF.search, lines)):
-        return KnownFailure("killed", f"it {_FROM_OUTSIDE}", needs_change=False)
+        return KnownFailure("killed", f"it {_FROM_OUTSIDE}", requires_user_action=False)
     return None

@@ -17,7 +17,7 @@ from serving.launch.supervisor import READY_TIMEOUT_S, SGLangServer
 
 logger = logging.getLogger(__name__)
 
-_LEAST_KV_SHARE = 0.5  # of what a profile expects; the known failure is a fortieth
+_MIN_KV_SHARE = 0.5  # of what a profile expects; the known failure is a fortieth
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +51,7 @@ async def launch_server(
             restarts=restarts,
             ready_timeout_s=ready_timeout_s,
             stall_timeout_s=stall_timeout_s,
-            min_kv_tokens=None if expected is None else int(_LEAST_KV_SHARE * expected),
+            min_kv_tokens=None if expected is None else int(_MIN_KV_SHARE * expected),
             on_event=on_event,
             on_trouble=on_trouble,
         ) as server:

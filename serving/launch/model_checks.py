@@ -18,7 +18,7 @@ from serving.launch.profile import Profile
 
 _GIB = 2**30
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # no leading dot or slash: those are paths
-_LEAST_KV_SHARE = 0.1  # of what --mem-fraction-static gives: with less, few requests run at once
+_MIN_KV_SHARE = 0.1  # of what --mem-fraction-static gives: with less, few requests run at once
 # With one of these, weights in the GPUs' memory are not as large as those in the files.
 _CHANGE_WEIGHTS = ("--quantization", "--torchao-config", "--cpu-offload-gb", "--load-format")
 
@@ -134,7 +134,7 @@ def check_memory(profile: Profile, flags: Mapping[str, str], model: LocalModel) 
         certain = not any(flag in flags for flag in _CHANGE_WEIGHTS)
         way_out = "use more GPUs, or a smaller or quantized model"
         yield ModelFinding("problem" if certain else "warning", f"{sum_up}: they do not fit; {way_out}")
-    elif room - weights < _LEAST_KV_SHARE * room:
+    elif room - weights < _MIN_KV_SHARE * room:
         yield ModelFinding("warning", f"{sum_up}: only {room - weights:,.1f} GiB are left for KV memory")
 
 

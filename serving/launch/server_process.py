@@ -94,7 +94,9 @@ class ServerProcess:
                 os.close(log)
         except OSError as exc:
             raise StartFailed(
-                f"the SGLang server cannot be started: {exc}", failure="cannot_be_started", needs_change=True
+                f"the SGLang server cannot be started: {exc}",
+                failure="cannot_be_started",
+                requires_user_action=True,
             ) from exc
         return cls(command, process, log_start, tell)
 
@@ -137,7 +139,7 @@ class ServerProcess:
         lines = [f"{message}: {known.explanation}", f"Its log is {log_file}:"]
         lines += known.lines or self._log.tail(_LAST_LINES)
         shown = (redact_text(line, self._command.secrets)[:_LONGEST_SHOWN] for line in lines)
-        return kind("\n".join(shown), failure=known.name, needs_change=known.needs_change)
+        return kind("\n".join(shown), failure=known.name, requires_user_action=known.requires_user_action)
 
     def read_log(self) -> None:
         """Tell what is new."""

@@ -154,7 +154,7 @@ class SGLangServer:
             tokens = (await self._client.server_info()).get("max_total_num_tokens")
         except ServerMisconfigured as exc:
             raise StartFailed(
-                f"{exc}: give the server's key as api_key", failure="wrong_key", needs_change=True
+                f"{exc}: give the server's key as api_key", failure="wrong_key", requires_user_action=True
             ) from exc
         except ServingError as exc:
             raise StartFailed(f"{self.base_url}: ready, but it does not tell its settings: {exc}") from exc
@@ -210,7 +210,7 @@ class SGLangServer:
         headline, _, rest = str(why).partition("\n")
         said = f"{headline}; it stays down, for its {self._restarts} restarts are used up"
         text = "\n".join([said, rest]).strip()
-        return StaysDown(text, failure=why.failure, needs_change=why.needs_change)
+        return StaysDown(text, failure=why.failure, requires_user_action=why.requires_user_action)
 
     def _tell_bug(self, keeper: asyncio.Task[StaysDown]) -> None:
         """What must not happen is at least said: from here on nobody watches the server."""

@@ -108,7 +108,7 @@ def render_report(
     ended: bool = False,
 ) -> str:
     """The page as text; `run` is the content of run.json, `manifest` that of the export's, if any."""
-    look = look_at(stats, now_s=now.timestamp(), ended=ended, model=find_model(run))
+    look = build_snapshot(stats, now_s=now.timestamp(), ended=ended, model=find_model(run))
     running = is_running(look.idle_s, ended=ended)
     rows = [_to_row(look, at) for at in range(len(stats))]
     asked = [row for row in rows if row.stats.budget_tokens is not None]
@@ -137,7 +137,9 @@ def render_report(
     )
 
 
-def look_at(stats: Sequence[DatasetStats], *, now_s: float, ended: bool = False, model: str = "") -> RunLook:
+def build_snapshot(
+    stats: Sequence[DatasetStats], *, now_s: float, ended: bool = False, model: str = ""
+) -> RunLook:
     """What a monitor would find, from statistics alone: which server did what is not in them."""
     looks = []
     for one, idle in zip(stats, find_idle(stats, now_s=now_s), strict=True):

@@ -15,7 +15,7 @@ from tasks.records.times import format_duration, format_time
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 _BARS = 120  # of the throughput, at most
-_MOST_CUTS, _CUT_WIDTH = 6, 26.0
+_MAX_CUTS, _CUT_WIDTH = 6, 26.0
 _CUT_SHARE = 0.1  # of the time in which answers came; shorter pauses are holes
 _WIDTHS_S = (
     *(TIME_BUCKET_S, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE),
@@ -195,7 +195,7 @@ def lay_out_time(times: Iterable[int], *, width: float) -> "TimeAxis":
 def _find_stretches(buckets: Iterable[int], step_s: int) -> list[range]:
     """What is between the longest holes, if these are pauses that would take much of the chart."""
     ordered = sorted(set(buckets))
-    holes = sorted((b - a - 1, a, b) for a, b in itertools.pairwise(ordered))[-_MOST_CUTS:]
+    holes = sorted((b - a - 1, a, b) for a, b in itertools.pairwise(ordered))[-_MAX_CUTS:]
     least = max(PAUSE_S / step_s, _CUT_SHARE * len(ordered), 1)
     cut = sorted((a, b) for hole, a, b in holes if hole > least)
     starts = [ordered[0], *(b for _, b in cut)]

@@ -34,7 +34,7 @@ _DETAIL = 200  # characters of an example's detail
 # A row with a figure beyond these is an answer all the same: only the figure is left out.
 _LATEST_S = 4_102_444_800.0  # the year 2100
 _LONGEST_S = 30 * 86_400.0
-_MOST_ATTEMPTS = 1_000_000
+_MAX_ATTEMPTS = 1_000_000
 _NUMBERED = 5  # damaged lines of a log
 
 
@@ -241,7 +241,7 @@ class _Scan(_Lines):
             self.cut_lengths[response.completion_tokens] += 1
         self.empty += is_empty_answer(response.completion_tokens, response.finish_reason)
         self.not_token_exact += not exact
-        if response.attempt <= _MOST_ATTEMPTS:
+        if response.attempt <= _MAX_ATTEMPTS:
             self.retries += max(0, response.attempt - 1)
         try:
             finished = parse_time(response.finished_at)

@@ -62,7 +62,7 @@ def read_batches(reading: Reading, give: Callable[[RowBatch], None]) -> ReadCoun
         return taken
 
 
-class Desk:
+class WorkerState:
     """The batches one after the other, wherever they are read."""
 
     def __init__(self, reading: Reading) -> None:
@@ -77,13 +77,13 @@ class Desk:
 def _open(reading: Reading, running: ExitStack) -> Callable[[], RowBatch | ReadCounts]:
     n_bytes = sum(digest.bytes for digest in reading.digests if digest is not None)
     if not count_workers(n_bytes, most=1):
-        return Desk(reading).take
-    worker = Worker(running, Desk, reading)
+        return WorkerState(reading).take
+    worker = Worker(running, WorkerState, reading)
     for _ in range(_CALLS - 1):
-        worker.send(Desk.take)
+        worker.send(WorkerState.take)
 
     def take() -> RowBatch | ReadCounts:
-        worker.send(Desk.take)
+        worker.send(WorkerState.take)
         taken: RowBatch | ReadCounts = worker.receive()
         return taken
 

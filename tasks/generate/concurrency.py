@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 GROWTH = 1.1
 SHRINK = 0.85
-LEAST, MOST = 0.25, 4.0  # of the concurrency that was asked for
+MIN_SCALE, MAX_SCALE = 0.25, 4.0  # of the concurrency that was asked for
 ROOMY_USAGE, TIGHT_USAGE = 0.8, 0.95  # share of KV tokens in use
 LOOKS_TO_SHRINK = 3  # with a queue: one look may just see a burst arrive
 LOOKS_TO_REST = 6  # after shrinking, before it grows again
@@ -30,7 +30,7 @@ class Look:
 
 
 class ConcurrencyControl:
-    """Keeps the scale of the window, LEAST to MOST times what the user asked for."""
+    """Keeps the scale of the window, MIN_SCALE to MAX_SCALE times what the user asked for."""
 
     def __init__(self) -> None:
         self.scale = 1.0
@@ -47,7 +47,9 @@ class ConcurrencyControl:
         if self._resting:
             self._resting -= 1
         elif self._has_room(look):
-            return self._set(min(MOST, self.scale * GROWTH), "the window is full and the servers are not")
+            return self._set(
+                min(MAX_SCALE, self.scale * GROWTH), "the window is full and the servers are not"
+            )
         return None
 
     def _has_room(self, look: Look) -> bool:
@@ -56,7 +58,7 @@ class ConcurrencyControl:
 
     def _shrink(self, why: str) -> str | None:
         self._queued, self._resting = 0, LOOKS_TO_REST
-        return self._set(max(LEAST, self.scale * SHRINK), why)
+        return self._set(max(MIN_SCALE, self.scale * SHRINK), why)
 
     def _set(self, scale: float, why: str) -> str | None:
         if scale == self.scale:

@@ -76,7 +76,7 @@ class DispatchCounts:
 class Dispatcher:
     """Generates for one dataset until its budget is reached or its prompts ran out.
 
-    `find_end` is asked while no server is up: why none will come back, or None.
+    `find_permanent_failure` is asked while no server is up: why none will come back, or None.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Dispatcher:
         rules: DispatchRules,
         on_turn_over: Callable[[], None] = lambda: None,
         shares_window: bool = True,
-        find_end: Callable[[], str | None] = lambda: None,
+        find_permanent_failure: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
@@ -100,7 +100,7 @@ class Dispatcher:
         self._rules = rules
         self._on_turn_over = on_turn_over
         self._shares_window = shares_window
-        self._find_end = find_end
+        self._find_end = find_permanent_failure
         self._clock = clock
         self._wake = asyncio.Event()
         self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)

@@ -17,9 +17,9 @@ from typing import Literal
 from serving.client.pool import ServerPool
 from tasks.generate.budget import BudgetPolicy, TokenBudget
 from tasks.generate.dispatch import Dispatcher, DispatchRules
+from tasks.generate.dispatch_permit import DispatchPermit
 from tasks.generate.feed import Feeder, Unrenderable
 from tasks.generate.opened_dataset import CheckpointStore, OpenedDataset, open_dataset
-from tasks.generate.turn import Turn
 from tasks.generate.window import Window
 from tasks.records.response_log import ResponseLog
 from tasks.tokens.rendering import Renderer
@@ -60,16 +60,16 @@ class Resources:
     """What the datasets of one run share: servers, window, renderer, threads, and whose turn it is.
 
     `turn` bounds how many datasets begin at the same time; a dataset gives it up when it can no longer fill
-    the window, be it one lane of it, so that the next one fills it meanwhile. `find_end` says why no server
-    will come back, None where one may.
+    the window, be it one lane of it, so that the next one fills it meanwhile. `find_permanent_failure` says
+    why no server will come back, None where one may.
     """
 
     pool: ServerPool
     window: Window
     renderer: Renderer
     context_length: int | None
-    turn: Turn
-    find_end: Callable[[], str | None] = lambda: None
+    turn: DispatchPermit
+    find_permanent_failure: Callable[[], str | None] = lambda: None
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "render"))
 
 
@@ -301,7 +301,7 @@ class _Run:
             rules=self._rules.dispatch,
             on_turn_over=on_turn_over,
             shares_window=resources.turn.shares_window,
-            find_end=resources.find_end,
+            find_permanent_failure=resources.find_permanent_failure,
         )
 
     async def _keep_checkpoints(self) -> None:

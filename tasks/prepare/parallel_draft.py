@@ -1,6 +1,6 @@
 """The draft of a large source written by several processes, and prompts.jsonl copied from it by them.
 
-Knows sources, the draft and workers; does not know what a row means. A worker is told where a stretch of
+Knows sources, the draft and workers; does not know what a row means. A worker is told where a chunk of
 lines is, reads it, and writes the prompts' lines into the draft itself: what comes back is the table of them.
 Invariant: the prompts, what is rejected and the error that is raised are those of one process, in its order.
 """
@@ -17,15 +17,15 @@ from tasks.prepare.draft_lines import DispatchOrder, DraftReader, DraftWriter, L
 from tasks.prepare.prompt_draft import KeptLines, PromptDraft
 from tasks.prepare.row_batches import PrepareOptions, RowBatch, make_batches
 from tasks.prepare.sources import Source, iter_rows
+from tasks.prepare.sources.file_chunks import FileChunk, cut_file, has_chunks, read_chunk, read_first
 from tasks.prepare.sources.files import to_data_files
 from tasks.prepare.sources.readers import DataFile, SeenRows, read_file
-from tasks.prepare.sources.stretches import Stretch, cut_file, has_stretches, read_first, read_stretch
 from tasks.prepare.worker_process import Worker, count_workers
 
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 """Each holds some 60 MiB, and the machine has a server to feed."""
 
-_MOST_CALLS = 2  # of each worker: it has the next one when it is done, and what they hold stays bounded
+_MAX_CALLS = 2  # of each worker: it has the next one when it is done, and what they hold stays bounded
 _COPY_BYTES = 1 << 20
 
 _Rejected = list[tuple[str, bytes]]
@@ -43,9 +43,11 @@ class DraftedRows:
 @contextmanager
 def start_workers(source: Source, options: PrepareOptions, draft: PromptDraft) -> Iterator[Sequence[Worker]]:
     """One a core, as far as they are worth their start: none where the source is small."""
-    count = count_workers(_count_bytes(source), most=MOST_WORKERS)
+    count = count_workers(_count_bytes(source), most=MAX_WORKERS)
     with ExitStack() as running:
-        yield [Worker(running, Desk, draft.folder, draft.order, n, options) for n in range(1, count + 1)]
+        yield [
+            Worker(running, WorkerState, draft.folder, draft.order, n, options) for n in range(1, count + 1)
+        ]
 
 
 def draft_source(
@@ -63,7 +65,7 @@ def draft_source(
     waiting = deque[Iterator[_Rejected]]()
     for step in _share_out(source, options, draft, workers):
         waiting.append(step)
-        if len(waiting) == _MOST_CALLS * len(workers):
+        if len(waiting) == _MAX_CALLS * len(workers):
             yield from waiting.popleft()
     for step in waiting:
         yield from step
@@ -77,9 +79,9 @@ def copy_kept(draft: PromptDraft, path: Path, workers: Sequence[Worker]) -> Iter
     """
     waiting, end = deque[Worker](), 0
     for kept, worker in zip(draft.iter_kept(), cycle(workers), strict=False):
-        if len(waiting) == _MOST_CALLS * len(workers):
+        if len(waiting) == _MAX_CALLS * len(workers):
             waiting.popleft().receive()
-        worker.send(Desk.copy, kept, path, end)
+        worker.send(WorkerState.copy, kept, path, end)
         waiting.append(worker)
         end += int(kept.sizes.sum())
         yield
@@ -88,7 +90,7 @@ def copy_kept(draft: PromptDraft, path: Path, workers: Sequence[Worker]) -> Iter
         yield
 
 
-class Desk:
+class WorkerState:
     """What a worker has at hand; it is made and called in its process only."""
 
     def __init__(self, folder: Path, order: DispatchOrder, number: int, options: PrepareOptions) -> None:
@@ -96,10 +98,10 @@ class Desk:
         self._reader = DraftReader(folder)
         self._options = options
 
-    def draft(self, stretch: Stretch) -> DraftedRows:
-        """Write the rows of a stretch to the draft."""
+    def draft(self, chunk: FileChunk) -> DraftedRows:
+        """Write the rows of a chunk to the draft."""
         drafted = DraftedRows()
-        for batch in make_batches(drafted.seen.watch(read_stretch(stretch)), self._options):
+        for batch in make_batches(drafted.seen.watch(read_chunk(chunk)), self._options):
             self._writer.write(batch, drafted.lines)
             drafted.rejected += batch.rejected
         self._writer.flush()
@@ -118,24 +120,24 @@ class Desk:
 def _count_bytes(source: Source) -> int:
     if not isinstance(source, Sequence):
         return 0
-    return sum(path.stat().st_size for path in source if has_stretches(path))
+    return sum(path.stat().st_size for path in source if has_chunks(path))
 
 
 def _share_out(
     paths: Sequence[Path], options: PrepareOptions, draft: PromptDraft, workers: Sequence[Worker]
 ) -> Iterator[Iterator[_Rejected]]:
-    """Hand stretches to the workers in turn; a step takes what became of one, or does what is done here."""
+    """Hand chunks to the workers in turn; a step takes what became of one, or does what is done here."""
     turns = cycle(workers)
     for path, file in zip(paths, to_data_files(paths), strict=True):
-        stretches = cut_file(path, name=file.name) if has_stretches(path) else iter(())
-        first_rows = read_first(stretches)
-        if not first_rows:  # where the JSON begins, and whether it does, is not for a stretch to say
+        chunks = cut_file(path, name=file.name) if has_chunks(path) else iter(())
+        first_rows = read_first(chunks)
+        if not first_rows:  # where the JSON begins, and whether it does, is not for a chunk to say
             yield _draft_here(draft, make_batches(read_file(file), options))
             continue
         seen = SeenRows()
         yield _draft_here(draft, make_batches(seen.watch(first_rows), options))
-        for stretch, worker in zip(stretches, turns, strict=False):
-            worker.send(Desk.draft, stretch)
+        for chunk, worker in zip(chunks, turns, strict=False):
+            worker.send(WorkerState.draft, chunk)
             yield _take(draft, worker, seen)
         yield _check(file, seen)
 

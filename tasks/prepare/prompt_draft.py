@@ -21,7 +21,7 @@ from tasks.prepare.row_batches import RowBatch
 from tasks.records.prompt_file import hash_id, make_entries
 from tasks.records.rows import Prompt
 
-_MOST_LINES = 4096
+_MAX_LINES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PromptDraft:
         self._lines.contents = array.array("Q")
         kept.sort()
         self._writer.flush()
-        self._tell_apart(kept)
+        self._make_ids_unique(kept)
         self._writer.flush()
         self._kept = kept[np.argsort(self.order.rank(self._ids_of(kept)), kind="stable")]
         self.duplicates = len(self) - len(kept)
@@ -104,8 +104,8 @@ class PromptDraft:
         del parts
         places = np.frombuffer(self._lines.places, np.uint64)
         for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            for first in range(start, end, _MOST_LINES):
-                rows = self._kept[first : min(end, first + _MOST_LINES)]
+            for first in range(start, end, _MAX_LINES):
+                rows = self._kept[first : min(end, first + _MAX_LINES)]
                 yield KeptLines(part, places[rows], self._sizes_of(rows))
 
     def read_lines(self) -> Iterator[bytes]:
@@ -118,7 +118,7 @@ class PromptDraft:
         """Close the files; they are the caller's to remove."""
         self._writer.close()
 
-    def _tell_apart(self, kept: np.ndarray) -> None:
+    def _make_ids_unique(self, kept: np.ndarray) -> None:
         """Rename prompts of a repeated id by their content, all but the one with the least hash of it."""
         repeated = kept[_find_repeated(self._ids_of(kept))]
         if not len(repeated):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO, cast
 
-LEAST_BYTES = 64 << 20
+MIN_BYTES = 64 << 20
 """Of input: with less, starting a worker takes longer than what it saves."""
 
 _PIPE_BYTES = 1 << 20
@@ -31,16 +31,16 @@ class WorkerDiedError(RuntimeError):
 def count_workers(n_bytes: int, *, most: int) -> int:
     """How many are worth their start for so much input: at most one a core, none where there is but one."""
     cores = len(os.sched_getaffinity(0))
-    return min(cores, most) if cores > 1 and n_bytes >= LEAST_BYTES else 0
+    return min(cores, most) if cores > 1 and n_bytes >= MIN_BYTES else 0
 
 
 class Worker:
-    """One process, until `running` ends. It calls what it is sent, one after the other, on a desk of its own.
+    """A process, until `running` ends. It calls what it is sent, one after the other, with a state of its own.
 
     Hold back what would fill a pipe: a worker that waits for us to take a value takes no call.
     """
 
-    def __init__(self, running: ExitStack, make_desk: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, running: ExitStack, make_state: Callable[..., Any], *args: Any) -> None:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import work; work()"],
             stdin=subprocess.PIPE,
@@ -53,10 +53,10 @@ class Worker:
         self._input, self._output = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
         with suppress(OSError):  # the system bounds it; large values take a twentieth longer by a small pipe
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self.send(make_desk, *args)
+        self.send(make_state, *args)
 
     def send(self, call: Callable[..., Any], *args: Any) -> None:
-        """Have it call `call(desk, *args)`; the call is a module's, and all of it can be pickled."""
+        """Have it call `call(state, *args)`; the call is a module's, and all of it can be pickled."""
         try:
             pickle.dump((call, args), self._input, protocol=5)
             self._input.flush()
@@ -100,11 +100,11 @@ def work() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # then nobody is left to be told
     gc.set_threshold(1 << 16)  # what is made is soon freed: looking for cycles after 700 took 3% of the time
     with suppress(EOFError):
-        make_desk, args = pickle.load(calls)  # noqa: S301 - the parent wrote it
-        desk = make_desk(*args)
+        make_state, args = pickle.load(calls)  # noqa: S301 - the parent wrote it
+        state = make_state(*args)
         while True:
             call, args = pickle.load(calls)  # noqa: S301 - as above
-            pickle.dump(_try(call, desk, *args), values, protocol=5)
+            pickle.dump(_try(call, state, *args), values, protocol=5)
             values.flush()
 
 

@@ -14,7 +14,9 @@ from tasks.records import exact_json
 
 FinishReason = Literal["stop", "length"]
 SEQUENCES = "sequences"  # of a finished conversation: its rows
-MOST = 1 << 40  # a turn or a count of tokens: none is near it, and the sums of millions stay below 64 bits
+MAX_COUNT = (
+    1 << 40
+)  # a turn or a count of tokens: none is near it, and the sums of millions stay below 64 bits
 
 
 class RecordError(ValueError):
@@ -174,7 +176,7 @@ class Response:
         except (TypeError, ValueError, OverflowError) as exc:
             raise RecordError(f"response row has a field of the wrong type: {exc}") from exc
         for count in (response.turn, response.prompt_tokens, response.completion_tokens):
-            if abs(count) > MOST:
+            if abs(count) > MAX_COUNT:
                 raise RecordError(f"response row has a turn or a token count of {str(count)[:20]}")
         return response
 
@@ -258,6 +260,6 @@ def read_turn(sequence: Mapping[str, Any]) -> int:
         ValueError: it is none.
     """
     value = sequence.get("turn") or 0
-    if not isinstance(value, int) or abs(value) > MOST:
+    if not isinstance(value, int) or abs(value) > MAX_COUNT:
         raise ValueError(f"a sequence's turn is {value!r:.40}")
     return int(value)

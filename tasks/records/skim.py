@@ -12,7 +12,7 @@ import numpy as np
 from tasks.records.rows import SEQUENCES, RecordError, load_object, read_turn
 
 _ID_KEYS = (b'"input_ids":[', b'"output_ids":[')
-_LEAST_SKIPPED = 2000  # bytes of ids: fewer are parsed in less time
+_MIN_SKIPPED = 2000  # bytes of ids: fewer are parsed in less time
 _COMMA, _ZERO, _BASE = ord(","), ord("0"), 10
 
 
@@ -32,7 +32,7 @@ def skim_row(line: bytes) -> dict[str, Any]:
         # A quote inside a JSON string is escaped, so this byte sequence can only be a key and a list.
         start = short.find(key) + len(key)
         end = short.find(b"]", start)
-        if start < len(key) or end < start + _LEAST_SKIPPED:
+        if start < len(key) or end < start + _MIN_SKIPPED:
             continue
         count = _count_numbers(np.frombuffer(short, np.uint8, end - start, start))
         if count is None:

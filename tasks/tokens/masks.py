@@ -19,7 +19,7 @@ Inexact = Literal[
 ]  # stable codes: they are counted in the manifest
 
 
-_LEAST_SEEN = 2  # array takes true and false for 1 and 0
+_MIN_SEEN = 2  # array takes true and false for 1 and 0
 
 
 class NotTokenExact(ValueError):
@@ -180,9 +180,9 @@ def _join_ids(
     except (TypeError, OverflowError) as exc:
         raise NotTokenExact("not_token_ids", f"response {name!r}: {exc}") from exc
     ids = np.frombuffer(joined, np.int32)
-    least = int(ids.min()) if len(ids) else _LEAST_SEEN
+    least = int(ids.min()) if len(ids) else _MIN_SEEN
     if least < 0:
         raise NotTokenExact("not_token_ids", f"response {name!r}: a negative id")
-    if least < _LEAST_SEEN and any(bool in set(map(type, part)) for part in (prompt, output)):
+    if least < _MIN_SEEN and any(bool in set(map(type, part)) for part in (prompt, output)):
         raise NotTokenExact("not_token_ids", f"response {name!r}: an id is true or false")
     return ids, n_prompt, len(ids) - n_prompt

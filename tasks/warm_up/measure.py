@@ -15,7 +15,7 @@ from serving.client.protocol import GenerationRequest
 
 logger = logging.getLogger(__name__)
 
-_FIRST_TOKENS, _MOST_TOKENS = 4, 1024
+_FIRST_TOKENS, _MAX_TOKENS = 4, 1024
 
 
 async def measure_speed(
@@ -30,7 +30,7 @@ async def measure_speed(
         ServerMisconfigured: no prompt could succeed.
     """
     speed = None
-    most = min(_MOST_TOKENS, _MOST_TOKENS if room is None else room)
+    most = min(_MAX_TOKENS, _MAX_TOKENS if room is None else room)
     try:
         async with asyncio.timeout(seconds):
             deadline = time.monotonic() + seconds

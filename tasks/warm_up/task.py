@@ -24,9 +24,9 @@ from serving.client.pool import STALL_TIMEOUT_S, ServerPool
 from serving.client.sglang import SGLangClient
 from serving.launch.command import API_KEY_VARIABLE
 from tasks.artifacts import create_artifact, run_artifact_key
+from tasks.generate.dispatch_permit import DispatchPermit, ProcessDispatchPermit
 from tasks.generate.generation import Resources
 from tasks.generate.session import Session
-from tasks.generate.turn import ProcessTurn, Turn
 from tasks.generate.window import Window
 from tasks.prepare.lane import Lane
 from tasks.records.dataset_plan import DatasetPlan
@@ -310,10 +310,10 @@ class _Opening:
             raise PreflightError([Finding("refusal", str(exc))]) from exc
 
 
-def _make_turn(rules: WarmUpRules) -> Turn:
+def _make_turn(rules: WarmUpRules) -> DispatchPermit:
     if rules.turns_folder is None:
-        return Turn(rules.concurrent_datasets)
-    return ProcessTurn(rules.turns_folder, rules.concurrent_datasets, rules.turn_place)
+        return DispatchPermit(rules.concurrent_datasets)
+    return ProcessDispatchPermit(rules.turns_folder, rules.concurrent_datasets, rules.turn_place)
 
 
 async def close_session(session: Session) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tasks.aggregate.log_watch import RunLogWatch
 from tasks.aggregate.pace import SILENT_S
 from tasks.aggregate.problems import is_running
-from tasks.aggregate.report import look_at, make_tiles
+from tasks.aggregate.report import build_snapshot, make_tiles
 from tasks.aggregate.run_stats import collect_stats, read_plans
 from tasks.aggregate.stats_scan import DatasetScan
 from tasks.records.log_tail import LogTail
@@ -220,7 +220,7 @@ def test_the_end_is_known_between_two_datasets(tmp_path):
     start_run(tmp_path, done={"budget_tokens": 3000, "max_samples": None}, d=PLAN)
     write(tmp_path / "done", *(answer(str(n), tokens=30, at_s=NOW_S - 10 * n) for n in range(100)))
     look = RunLogWatch(tmp_path).look(NOW_S + 100)
-    page = look_at(collect_stats(tmp_path, read_plans(tmp_path)), now_s=NOW_S + 100)
+    page = build_snapshot(collect_stats(tmp_path, read_plans(tmp_path)), now_s=NOW_S + 100)
     for one in (look, page):
         assert [part.state for part in one.progress.datasets] == ["waiting", "complete"]
         assert one.progress.eta_s == pytest.approx(1000 / 3, rel=0.05)
@@ -290,7 +290,7 @@ def test_a_monitor_and_a_report_of_one_run_agree(tmp_path, after_s):
         lines = [answer(str(n), at_s=NOW_S - ends_s - 20 * n, finish_reason="length") for n in range(count)]
         write(tmp_path / name, *lines)
     look = RunLogWatch(tmp_path).look(NOW_S + after_s)
-    page = look_at(collect_stats(tmp_path, read_plans(tmp_path)), now_s=NOW_S + after_s)
+    page = build_snapshot(collect_stats(tmp_path, read_plans(tmp_path)), now_s=NOW_S + after_s)
     assert page.progress.pace == look.progress.pace
     assert page.problems == look.problems
     assert [one.state for one in page.progress.datasets] == [one.state for one in look.progress.datasets]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.aggregate.problems import Problems, find_problems, is_running
-from tasks.aggregate.report import look_at, make_tiles, read_coverage, render_report, write_report
+from tasks.aggregate.report import build_snapshot, make_tiles, read_coverage, render_report, write_report
 from tasks.aggregate.report_charts import (
     draw_coverage,
     draw_lengths,
@@ -57,7 +57,7 @@ def make_stats(
 
 def tiles_of(*stats, after_s=100.0, ended=False):
     """The tiles of a page that is made `after_s` after the first answer."""
-    look = look_at(stats, now_s=START_S + after_s, ended=ended)
+    look = build_snapshot(stats, now_s=START_S + after_s, ended=ended)
     return make_tiles(look, running=is_running(look.idle_s, ended=ended))
 
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tasks.aggregate.report import look_at
+from tasks.aggregate.report import build_snapshot
 from tasks.aggregate.stats import Damage, dataset_status, measure_reached, total_reached, total_stats
 from tasks.aggregate.stats_scan import scan_dataset
 from tasks.aggregate.stats_views import (
@@ -235,7 +235,7 @@ def test_an_answer_with_an_odd_time_counts(tmp_path, odd):
     stats_to_parquet([stats])
     [sample] = samples_from_response(Response.from_line(line))
     assert sample.n_loss == 10
-    look_at([stats], now_s=1_800_000_000.0)
+    build_snapshot([stats], now_s=1_800_000_000.0)
 
 
 @pytest.mark.parametrize("turn", ["x", "1", 1.5, [1], 10**15])

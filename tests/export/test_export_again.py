@@ -159,7 +159,7 @@ from tasks.prepare import worker_process
 from tasks.export.export_run import FORMATS, export_run
 from tasks.export.configs import Target
 from tasks.export.rows import ExportDataset
-root, worker_process.LEAST_BYTES = Path(sys.argv[1]), int(sys.argv[2])
+root, worker_process.MIN_BYTES = Path(sys.argv[1]), int(sys.argv[2])
 os.sched_getaffinity = lambda pid: {0, 1}
 print("ready", flush=True)
 for seed in range(1, 1000):

@@ -23,7 +23,7 @@ WORDS = "One two three four five six seven eight nine ten eleven twelve thirteen
 def apart(monkeypatch):
     """Every log is large enough for a process of its own, and there are cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(worker_process, "LEAST_BYTES", 0)
+    monkeypatch.setattr(worker_process, "MIN_BYTES", 0)
 
 
 def make_datasets(root):
@@ -56,7 +56,7 @@ def test_the_bytes_and_the_counts_are_the_same(tmp_path, apart, monkeypatch, tok
         export_batches, "Worker", lambda *args: started.append(1) or worker_process.Worker(*args)
     )
     by_worker = export(tmp_path / "a", datasets, **options)
-    monkeypatch.setattr(worker_process, "LEAST_BYTES", 1 << 60)
+    monkeypatch.setattr(worker_process, "MIN_BYTES", 1 << 60)
     here = export(tmp_path / "b", datasets, **options)
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
     assert dataclasses.replace(by_worker, out_dir=here.out_dir) == here

@@ -247,7 +247,7 @@ def test_the_split_is_the_same_whoever_reads(tmp_path, monkeypatch, tokens_per_g
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     reports = []
     for folder, least_bytes in (("here", 1 << 60), ("apart", 0)):
-        monkeypatch.setattr(worker_process, "LEAST_BYTES", least_bytes)
+        monkeypatch.setattr(worker_process, "MIN_BYTES", least_bytes)
         options = {"eval_fraction": 0.4, "tokens_per_group": tokens_per_group}
         reports.append(export(tmp_path / folder, sources, **options))
     assert hashes(tmp_path / "here") == hashes(tmp_path / "apart")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flows.parameters import RunParameters
-from tasks.generate.turn import ProcessTurn
+from tasks.generate.dispatch_permit import ProcessDispatchPermit
 
 pytestmark = pytest.mark.prefect
 
@@ -55,7 +55,7 @@ def test_it_waits_for_its_turn_in_the_folder(runner, start):
     runner.output_dir.mkdir()
 
     async def hold_until_it_waits():
-        async with ProcessTurn(runner.output_dir, 1).hold("other"):
+        async with ProcessDispatchPermit(runner.output_dir, 1).hold("other"):
             process = start()
             deadline = time.monotonic() + 300
             while not (runner.output_dir / "a" / "raw_responses.jsonl").exists():

@@ -292,7 +292,7 @@ def test_answers_of_another_model_in_mid_run_are_exit_2(runner, fake_server):
         ([RunFolderError("x")], 2),
         ([RunFolderError("x"), InputError("x")], 2),
         ([PreflightError([])], 2),
-        ([LaunchRefused("x"), StartFailed("x", failure="bad_argument", needs_change=True)], 2),
+        ([LaunchRefused("x"), StartFailed("x", failure="bad_argument", requires_user_action=True)], 2),
         ([KvCacheTooSmall("x")], 2),
         ([ForeignIds("x")], 2),
         ([StartFailed("x")], 1),

@@ -5,7 +5,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.generate.concurrency import LEAST, LOOKS_TO_REST, LOOKS_TO_SHRINK, MOST, ConcurrencyControl, Look
+from tasks.generate.concurrency import (
+    LOOKS_TO_REST,
+    LOOKS_TO_SHRINK,
+    MAX_SCALE,
+    MIN_SCALE,
+    ConcurrencyControl,
+    Look,
+)
 
 ROOMY = Look(is_full=True, in_flight=100, waiting=0, max_running=1000, token_usage=0.3)
 QUEUED = replace(ROOMY, waiting=5)
@@ -30,7 +37,7 @@ def test_full_window_on_a_roomy_server_grows_to_the_limit_and_no_further():
     assert 1.0 < control.scale < 1.2
     for _ in range(100):
         control.update(ROOMY)
-    assert control.scale == MOST
+    assert control.scale == MAX_SCALE
     assert control.update(ROOMY) is None
 
 
@@ -54,7 +61,7 @@ def test_one_queue_is_a_burst_and_a_standing_one_is_too_much():
     assert after(*[QUEUED, ROOMY] * 10) > 1.0
     assert after(*[QUEUED] * (LOOKS_TO_SHRINK - 1)) == 1.0
     assert after(*[QUEUED] * LOOKS_TO_SHRINK) < 1.0
-    assert after(*[QUEUED] * 200) == LEAST
+    assert after(*[QUEUED] * 200) == MIN_SCALE
 
 
 def test_tight_memory_narrows_the_window_at_once():
@@ -72,4 +79,4 @@ def test_scale_stays_within_its_bounds_and_changes_are_told(looks):
         before = control.scale
         why = control.update(look)
         assert (why is not None) == (control.scale != before)
-        assert LEAST <= control.scale <= MOST
+        assert MIN_SCALE <= control.scale <= MAX_SCALE

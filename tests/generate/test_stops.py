@@ -12,7 +12,7 @@ from generation_support import (
     serve,
 )
 
-from tasks.generate.turn import Turn
+from tasks.generate.dispatch_permit import DispatchPermit
 from tasks.records.append_file import AppendError
 
 
@@ -77,7 +77,7 @@ def test_turn_goes_round_whatever_its_holder_does():
     """A holder that fails gives its turn up, and one that gave it up does not give it twice."""
 
     async def scenario():
-        turn = Turn(1)
+        turn = DispatchPermit(1)
         for give_up_early in (False, True, True):
             with contextlib.suppress(OSError):
                 async with turn.hold("d1") as give_up:

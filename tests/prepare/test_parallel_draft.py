@@ -29,7 +29,7 @@ from tasks.prepare.preparation import (
     prepare_prompts,
 )
 from tasks.prepare.prompt_draft import PromptDraft
-from tasks.prepare.sources import SourceError, iter_rows, stretches, watch_source
+from tasks.prepare.sources import SourceError, file_chunks, iter_rows, watch_source
 from tasks.prepare.worker_process import WorkerDiedError
 from tasks.records.response_log import REJECTED
 
@@ -50,12 +50,12 @@ MIXED = random.Random(3).sample(GOOD + BAD * 4, 60 + 4 * len(BAD))
 
 @pytest.fixture
 def small(monkeypatch):
-    """Two cores, and stretches of a line or two of sources that are all large."""
+    """Two cores, and chunks of a line or two of sources that are all large."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(worker_process, "LEAST_BYTES", 0)
-    monkeypatch.setattr(stretches, "_FIRST_BYTES", 100)
-    monkeypatch.setattr(stretches, "_STRETCH_BYTES", 150)
-    monkeypatch.setattr("tasks.prepare.prompt_draft._MOST_LINES", 2)
+    monkeypatch.setattr(worker_process, "MIN_BYTES", 0)
+    monkeypatch.setattr(file_chunks, "_FIRST_BYTES", 100)
+    monkeypatch.setattr(file_chunks, "_CHUNK_BYTES", 150)
+    monkeypatch.setattr("tasks.prepare.prompt_draft._MAX_LINES", 2)
 
 
 class WorkerHere:
@@ -63,22 +63,22 @@ class WorkerHere:
 
     def __init__(self, running, *call):
         self._calls = deque()
-        self._desk = None
+        self._state = None
         self._running = running
         self.send(*call)
 
     def send(self, call, *args):
         self._calls.append(pickle.dumps((call, args)))
-        assert len(self._calls) <= 1 + parallel_draft._MOST_CALLS
+        assert len(self._calls) <= 1 + parallel_draft._MAX_CALLS
 
     def receive(self):
-        if self._desk is None:
-            make_desk, args = pickle.loads(self._calls.popleft())  # noqa: S301 - from above
-            self._desk = make_desk(*args)
-            self._running.callback(self._desk._writer.close)
-            self._running.callback(self._desk._reader.close)
+        if self._state is None:
+            make_state, args = pickle.loads(self._calls.popleft())  # noqa: S301 - from above
+            self._state = make_state(*args)
+            self._running.callback(self._state._writer.close)
+            self._running.callback(self._state._reader.close)
         call, args = pickle.loads(self._calls.popleft())  # noqa: S301 - from above
-        return pickle.loads(pickle.dumps(call(self._desk, *args)))  # noqa: S301 - from here
+        return pickle.loads(pickle.dumps(call(self._state, *args)))  # noqa: S301 - from here
 
 
 def write(folder, name, lines, end="\n"):
@@ -107,7 +107,7 @@ def read_files(folder):
 
 def prepare_by_one(folder, paths, **changes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_process, "LEAST_BYTES", 1 << 60)
+        patch.setattr(worker_process, "MIN_BYTES", 1 << 60)
         return prepare(folder, paths, **changes)
 
 
@@ -155,10 +155,10 @@ def test_how_a_source_is_shared_out_decides_nothing(lines, cuts, cores, max_prom
         folder = Path(name)
         paths = [write(folder, "a.jsonl", lines), write(folder, "b/a.jsonl", [GOOD[0], *lines])]
         patch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-        patch.setattr(worker_process, "LEAST_BYTES", 0)
+        patch.setattr(worker_process, "MIN_BYTES", 0)
         patch.setattr(parallel_draft, "Worker", WorkerHere)
-        for constant, value in zip(("_FIRST_BYTES", "_STRETCH_BYTES"), cuts, strict=True):
-            patch.setattr(stretches, constant, value)
+        for constant, value in zip(("_FIRST_BYTES", "_CHUNK_BYTES"), cuts, strict=True):
+            patch.setattr(file_chunks, constant, value)
         several = prepare(folder / "several", paths, max_prompts=max_prompts)
         assert several == prepare_by_one(folder / "one", paths, max_prompts=max_prompts)
 
@@ -169,11 +169,11 @@ def test_how_a_source_is_shared_out_decides_nothing(lines, cuts, cores, max_prom
 def test_a_file_in_stretches_has_the_rows_of_the_whole(lines, cut):
     """Under the same numbers, with the same words about the malformed ones."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stretches, "_STRETCH_BYTES", cut)
+        patch.setattr(file_chunks, "_CHUNK_BYTES", cut)
         path = write(Path(name), "a.jsonl", [GOOD[0], *lines])
-        pieces = stretches.cut_file(path, name=path.name)
-        rows = stretches.read_first(pieces)
-        rows += [row for stretch in pieces for row in stretches.read_stretch(stretch)]
+        pieces = file_chunks.cut_file(path, name=path.name)
+        rows = file_chunks.read_first(pieces)
+        rows += [row for chunk in pieces for row in file_chunks.read_chunk(chunk)]
         assert rows == list(iter_rows([path]))
 
 
@@ -280,10 +280,10 @@ def test_a_worker_that_fails_says_where(tmp_path, small):
     """Its error is raised here, with the place there."""
     draft = PromptDraft(tmp_path, seed=7)
     with parallel_draft.start_workers([], OPTIONS, draft) as workers:
-        workers[0].send(parallel_draft.Desk.draft, "no stretch")
+        workers[0].send(parallel_draft.WorkerState.draft, "no chunk")
         with pytest.raises(AttributeError, match="'str' object") as caught:
             workers[0].receive()
-        assert "in read_stretch" in caught.value.__notes__[0]
+        assert "in read_chunk" in caught.value.__notes__[0]
     draft.close()
 
 
@@ -295,8 +295,8 @@ def test_no_worker_outlives_its_parent(tmp_path, sent):
         "import os, sys, time, pathlib\n"
         "from tasks.prepare import worker_process\n"
         "from tasks.prepare.preparation import PrepareOptions, PromptDraft, prepare_prompts\n"
-        "from tasks.prepare.sources import stretches\n"
-        "worker_process.LEAST_BYTES, stretches._STRETCH_BYTES, stretches._FIRST_BYTES = 0, 100, 100\n"
+        "from tasks.prepare.sources import file_chunks\n"
+        "worker_process.MIN_BYTES, file_chunks._CHUNK_BYTES, file_chunks._FIRST_BYTES = 0, 100, 100\n"
         "os.sched_getaffinity = lambda pid: {0, 1}\n"
         "PromptDraft.add = lambda *_: print('ready', flush=True) or time.sleep(600)\n"
         "options = PrepareOptions(name='B2', adapter='messages', seed=7)\n"

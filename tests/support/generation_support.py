@@ -14,8 +14,8 @@ from fake_sglang import expected_answer
 from serving.client.pool import ServerPool
 from serving.client.sglang import SGLangClient
 from tasks.generate.dispatch import DispatchRules
+from tasks.generate.dispatch_permit import DispatchPermit
 from tasks.generate.generation import GenerationRules, Resources, generate_dataset
-from tasks.generate.turn import Turn
 from tasks.generate.window import Window
 from tasks.prepare.lane import Lane
 from tasks.prepare.preparation import PrepareOptions, open_prompts, prepare_prompts
@@ -226,7 +226,7 @@ async def open_resources(renderer, *urls, short=8, long=4, short_limit=200, long
         window=Window({lane.name: lane for lane in lanes}, is_shared=at_once > 1),
         renderer=renderer,
         context_length=CONTEXT_LENGTH,
-        turn=Turn(at_once),
+        turn=DispatchPermit(at_once),
     )
     try:
         yield resources

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tasks.prepare.sources.files import find_changed, find_files, hash_files, to_data_files
-from tasks.prepare.sources.hash_cache import look_at
+from tasks.prepare.sources.hash_cache import file_signature
 from tasks.prepare.sources.hub import (
     HubDataset,
     find_dataset,
@@ -79,7 +79,7 @@ def iter_rows(source: Source) -> Iterator[SourceRow | MalformedRow]:
 def watch_source(source: Source) -> Callable[[], None]:
     """Look at the files; what is returned looks again, and raises SourceError where one has changed."""
     paths = [] if isinstance(source, HubDataset) else source
-    looks = [look_at(path) for path in paths]
+    looks = [file_signature(path) for path in paths]
 
     def check() -> None:
         if changed := find_changed(paths, looks):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from tasks.prepare.sources.hash_cache import HashCache, hash_file, look_at
+from tasks.prepare.sources.hash_cache import HashCache, file_signature, hash_file
 from tasks.prepare.sources.readers import KINDS, DataFile, suffix_of
 from tasks.prepare.sources.rows import SourceError
 
@@ -80,9 +80,9 @@ def hash_files(paths: Sequence[Path], *, cache_folder: Path | None = None) -> st
 
 
 def find_changed(paths: Sequence[Path], looks: Sequence[list[int]]) -> list[Path]:
-    """The files that are not what they were at an earlier `look_at`."""
+    """The files that are not what they were at an earlier `file_signature`."""
     looked = zip(paths, looks, strict=True)
-    return [path for path, look in looked if not path.exists() or look_at(path) != look]
+    return [path for path, look in looked if not path.exists() or file_signature(path) != look]
 
 
 def _hash(path: Path, hash_file: Callable[[Path], str]) -> str:

@@ -33,13 +33,13 @@ class HashCache:
 
     def hash_file(self, path: Path) -> str:
         """Hex sha256 of a file's content."""
-        name, state = str(path.resolve()), look_at(path)
+        name, state = str(path.resolve()), file_signature(path)
         known = self._known.get(name)
         if isinstance(known, dict) and known.get("state") == state and _is_sha256(known.get("sha256")):
             return str(known["sha256"])
         settled = self._now_ns() - max(state[1:3]) > _SETTLED_NS
         sha256 = hash_file(path)
-        if settled and state[0] >= _WORTH_BYTES and look_at(path) == state:
+        if settled and state[0] >= _WORTH_BYTES and file_signature(path) == state:
             self._new[name] = {"state": state, "sha256": sha256}
         return sha256
 
@@ -57,7 +57,7 @@ class HashCache:
         return found if isinstance(found, dict) else {}
 
 
-def look_at(path: Path) -> list[int]:
+def file_signature(path: Path) -> list[int]:
     """Size, times and inode; the time of change (ctime) also tells a copy that keeps the other time."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]

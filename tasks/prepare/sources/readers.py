@@ -36,7 +36,7 @@ KINDS = ".jsonl, .ndjson, .json (each also .gz or .zst) or .parquet"  # the same
 _BOM = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
-_MOST_RECORD_BYTES = 1 << 28  # a quote too many makes one record of the rest of a file
+_MAX_RECORD_BYTES = 1 << 28  # a quote too many makes one record of the rest of a file
 _OVER_LINES = (
     "it is one JSON object over several lines: one row per line is needed, or a JSON array in a .json file"
 )
@@ -253,8 +253,8 @@ def _cut_records(stream: BinaryIO) -> Iterator[bytes]:
 
 def _read_more(stream: BinaryIO, *, at_least: int) -> bytes:
     """The next chunk, as long as the record so far: one of any length is searched a few times only."""
-    if at_least > _MOST_RECORD_BYTES:
-        raise _BrokenArrayError(f"has a record of over {_MOST_RECORD_BYTES >> 20} MiB")
+    if at_least > _MAX_RECORD_BYTES:
+        raise _BrokenArrayError(f"has a record of over {_MAX_RECORD_BYTES >> 20} MiB")
     more = stream.read(max(_CHUNK_BYTES, at_least))
     if not more:
         raise _BrokenArrayError("breaks off")

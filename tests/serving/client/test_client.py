@@ -500,9 +500,9 @@ def test_load_that_is_none_is_a_bad_reply(reply):
 def test_life_is_a_token_that_comes_back(monkeypatch):
     """A server that takes requests and answers none has none, nor has one that refuses."""
     monkeypatch.setattr(client_module, "CONTROL_TIMEOUT_S", 0.2)
-    assert ask_server(FakeServer(), lambda client: client.has_life())
-    assert not ask_server(FakeServer(script=["hang"]), lambda client: client.has_life())
-    assert not ask_server(FakeServer(script=["status_500"]), lambda client: client.has_life())
+    assert ask_server(FakeServer(), lambda client: client.is_making_progress())
+    assert not ask_server(FakeServer(script=["hang"]), lambda client: client.is_making_progress())
+    assert not ask_server(FakeServer(script=["status_500"]), lambda client: client.is_making_progress())
 
 
 def test_unreachable_says_whether_the_request_was_sent():

@@ -153,7 +153,7 @@ def test_ids_beyond_the_vocabulary_are_no_fault_of_the_prompt():
         read(reply(output_ids=[131, 1500]))
     assert all(part in str(caught.value) for part in (SERVER, "the id 1500", "1,024 ids", "at least 1,501"))
     assert isinstance(caught.value, ServerMisconfigured)
-    assert caught.value.needs_change
+    assert caught.value.requires_user_action
 
 
 def test_an_answer_that_is_not_whole_says_nothing_of_the_vocabulary():

@@ -256,14 +256,14 @@ def test_known_failures(line, name, says):
     assert known.name == name
     assert says in known.explanation
     assert "\n" not in known.explanation
-    assert known.needs_change == (name not in MAY_PASS)
+    assert known.requires_user_action == (name not in MAY_PASS)
     assert known.lines in ((line,), ())
 
 
 def test_flags_that_do_not_go_together_are_told():
     """SGLang 0.5.23 says no more than an assert; a Hub that fails there is another thing."""
     failed = explain_failure(SETTINGS_REFUSED.splitlines(), stage=Stage.STARTING, status=1)
-    assert (failed.name, failed.needs_change) == ("bad_settings", True)
+    assert (failed.name, failed.requires_user_action) == ("bad_settings", True)
     assert "(AssertionError: assert cfg.tp_size % cfg.attn_dp_size == 0)" in failed.explanation
     assert failed.lines == ("assert cfg.tp_size % cfg.attn_dp_size == 0", "AssertionError")
     for ended, known in (("ValueError: no cookies with milk", True), ("OSError: 500 Server Error", False)):
@@ -285,7 +285,7 @@ def test_a_scheduler_that_refuses_its_settings_is_told_from_one_that_fails_at_wo
     ]
     known = explain_failure(lines, stage=Stage.CONNECTING, status=-9)
     assert "(AssertionError: more ranks than nodes)" in known.explanation
-    assert known.needs_change
+    assert known.requires_user_action
     assert explain_failure(lines, stage=Stage.SERVING, status=-9) is None
 
 
@@ -294,7 +294,7 @@ def test_ranks_that_fail_alike_are_shown_once():
     lines = [f"[t TP{rank}] torch.OutOfMemoryError: CUDA out of memory. Tried" for rank in range(8)]
     lines += [f"[t TP{rank}] RuntimeError: CUDA error: out of memory" for rank in range(8)]
     known = explain_failure(lines, stage=Stage.LOADING, status=1)
-    assert known.needs_change
+    assert known.requires_user_action
     assert len(known.lines) == 2
 
 

@@ -386,8 +386,10 @@ def test_a_start_that_fails_is_explained(stand):
     assert "ended with status 2 before it was ready: SGLang refuses its command line" in headline
     assert rest == [f"Its log is {stand.log_file}:", line]
     assert caught.value.failure == "bad_argument"
-    assert caught.value.needs_change
-    assert copy.copy(caught.value).needs_change  # as by pickle: a flow's failure may go to another process
+    assert caught.value.requires_user_action
+    assert copy.copy(
+        caught.value
+    ).requires_user_action  # as by pickle: a flow's failure may go to another process
     assert stand.events == []
 
 
@@ -402,7 +404,7 @@ def test_a_start_that_fails_for_an_unknown_reason_shows_the_end_of_the_log(stand
     with pytest.raises(StartFailed) as caught:
         asyncio.run(run())
     assert str(caught.value).splitlines()[1:] == [f"The end of {stand.log_file}:", *lines[10:]]
-    assert not caught.value.needs_change
+    assert not caught.value.requires_user_action
 
 
 def test_a_server_that_is_not_ready_in_time_is_stopped(stand):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.generate.turn import LOOK_EVERY_S, ProcessTurn, Turn
+from tasks.generate.dispatch_permit import LOOK_EVERY_S, DispatchPermit, ProcessDispatchPermit
 
 
 async def settle():
@@ -21,7 +21,7 @@ class Crew:
     """Tasks that hold a turn until they are told to end."""
 
     def __init__(self, at_once):
-        self.turn = Turn(at_once)
+        self.turn = DispatchPermit(at_once)
         self.started, self.holding = [], set()
         self.give_up, self.ends, self.tasks = {}, {}, {}
 
@@ -179,7 +179,7 @@ def hold_in_a_process(folder, at_once, name, place):
     """Take a turn, say so in a file, hold it until it is killed."""
 
     async def hold():
-        async with ProcessTurn(folder, at_once, place).hold(name):
+        async with ProcessDispatchPermit(folder, at_once, place).hold(name):
             (folder / name).touch()
             await asyncio.Event().wait()
 
@@ -243,7 +243,7 @@ def test_a_turn_between_processes_is_handed_on_early(tmp_path, start_process):
     """While its holder goes on with what is in flight."""
 
     async def hold():
-        async with ProcessTurn(tmp_path, 1).hold("first") as give_up:
+        async with ProcessDispatchPermit(tmp_path, 1).hold("first") as give_up:
             start_process("next", 1)
             give_up()
             give_up()

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.5
 
 
-class Turn:
+class DispatchPermit:
     """A first-come-first-served semaphore whose queue can be watched."""
 
     shares_window = True  # its holders run in one process and take slots of one window
@@ -52,7 +52,7 @@ class Turn:
         return self._queued.setdefault(name, asyncio.Event())
 
 
-class ProcessTurn(Turn):
+class ProcessDispatchPermit(DispatchPermit):
     """The same for datasets in processes of their own: as many lock files as there are turns.
 
     The kernel frees a lock when its holder dies, however it dies. Of those that wait the lowest `place` is

@@ -1,7 +1,7 @@
-"""A large file of lines in stretches that can be read each by itself.
+"""A large file of lines in chunks that can be read each by itself.
 
 Knows plain files with a row on each line; does not know who reads them. Invariant: the first rows and those
-of the stretches after them are the rows that `read_file` gives, under the same numbers.
+of the chunks after them are the rows that `read_file` gives, under the same numbers.
 """
 
 import io
@@ -19,11 +19,11 @@ from tasks.prepare.sources.rows import MalformedRow, SourceError, SourceRow, rea
 
 _NEWLINE = ord("\n")
 _FIRST_BYTES = 1 << 16
-_STRETCH_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FileChunk:
     """Whole lines of a file, from a byte on; `name` is what rows call the file, `number` the first line's."""
 
     path: Path
@@ -33,13 +33,13 @@ class Stretch:
     number: int
 
 
-def has_stretches(path: Path) -> bool:
+def has_chunks(path: Path) -> bool:
     """Whether a file has a row on each line, always, and can be read from anywhere."""
     return suffix_of(path.name) in (".jsonl", ".ndjson") and path.is_file()
 
 
-def cut_file(path: Path, *, name: str) -> Iterator[Stretch]:
-    """The whole file: a short stretch to begin with, then long ones.
+def cut_file(path: Path, *, name: str) -> Iterator[FileChunk]:
+    """The whole file: a short chunk to begin with, then long ones.
 
     Raises:
         SourceError: it cannot be read.
@@ -49,31 +49,31 @@ def cut_file(path: Path, *, name: str) -> Iterator[Stretch]:
         while read := file.readinto(buffer):  # type: ignore[attr-defined]  # which BinaryIO does not name
             rest = file.readline()
             size = read + len(rest)
-            yield Stretch(path, name, offset, size, number)
+            yield FileChunk(path, name, offset, size, number)
             offset += size
             number += _count_lines(buffer, read) + rest.count(b"\n")
-            if len(buffer) != _STRETCH_BYTES:
-                buffer = bytearray(_STRETCH_BYTES)
+            if len(buffer) != _CHUNK_BYTES:
+                buffer = bytearray(_CHUNK_BYTES)
 
 
-def read_first(stretches: Iterator[Stretch]) -> list[SourceRow | MalformedRow]:
+def read_first(chunks: Iterator[FileChunk]) -> list[SourceRow | MalformedRow]:
     """Take the first one: its rows, or none where it does not say that the file is one of lines of JSON."""
     with suppress(SourceError):
-        for stretch in islice(stretches, 1):
-            name, data = stretch.name, _read(stretch)
+        for chunk in islice(chunks, 1):
+            name, data = chunk.name, _read(chunk)
             return list(read_lines(DataFile(name, name, lambda: io.BytesIO(data))))  # noqa: B023 - once
     return []
 
 
-def read_stretch(stretch: Stretch) -> Iterator[SourceRow | MalformedRow]:
+def read_chunk(chunk: FileChunk) -> Iterator[SourceRow | MalformedRow]:
     """The rows of a later one.
 
     Raises:
         SourceError: it cannot be read.
     """
-    for number, line in enumerate(io.BytesIO(_read(stretch)), stretch.number):
+    for number, line in enumerate(io.BytesIO(_read(chunk)), chunk.number):
         if not line.isspace():
-            yield read_row(f"{stretch.name}:{number}", line)
+            yield read_row(f"{chunk.name}:{number}", line)
 
 
 def _count_lines(buffer: bytearray, size: int) -> int:
@@ -81,7 +81,7 @@ def _count_lines(buffer: bytearray, size: int) -> int:
     return int(np.count_nonzero(np.frombuffer(buffer, np.uint8, size) == _NEWLINE))
 
 
-def _read(stretch: Stretch) -> bytes:
-    with open_stream(to_data_file(stretch.path, name=stretch.name)) as file:
-        file.seek(stretch.offset)
-        return file.read(stretch.size)
+def _read(chunk: FileChunk) -> bytes:
+    with open_stream(to_data_file(chunk.path, name=chunk.name)) as file:
+        file.seek(chunk.offset)
+        return file.read(chunk.size)
