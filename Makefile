@@ -21,7 +21,7 @@ demo: $(RUN_STAMP) ## Install, then make training data with a small real model o
 hub: $(RUN_STAMP) ## Install what reads datasets from the Hub (source: hub:ORG/NAME)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/hub.txt
 
-test: check ## Lint, types, contracts and every test (about 10 minutes on 2 cores)
+test: check ## Lint, types, contracts and the tests that run anywhere (about 10 minutes on 2 cores)
 	$(BIN)/python -m pytest
 
 check: $(DEV_STAMP) ## Lint, types and import contracts only
@@ -50,10 +50,10 @@ failures: $(DEV_STAMP) ## What may break under a deployed run and must lose noth
 test-ui: $(DEV_STAMP) ## Drive the Prefect UI, and open a report, in headless Chromium (CHROMIUM=/usr/bin/chromium)
 	$(BIN)/python -m pytest tests/ui -m ui
 
-unit: $(DEV_STAMP) ## The core's tests only: seconds
+unit: $(DEV_STAMP) ## The tests of the steps only, without Prefect and flows
 	$(BIN)/python -m pytest $(STEPS) -q
 
-fuzz: $(DEV_STAMP) ## The property tests of the core with new random examples, 5,000 each
+fuzz: $(DEV_STAMP) ## The property tests of the steps with new random examples, 5,000 each
 	$(BIN)/python -m pytest $(STEPS) -q --hypothesis-profile=fuzz -m hypothesis
 
 bench: $(DEV_STAMP) ## All benchmarks (one of them for 10 minutes, two with 7 to 12 GB in the temp folder)

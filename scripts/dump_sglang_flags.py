@@ -2,7 +2,7 @@
 
 Run by the interpreter that SGLang is installed in (`make sglang-flags SGLANG_PYTHON=...`), so it imports
 nothing but SGLang and the standard library. It reads the real parser's own actions, not its help page. For
-another version of SGLang: run it, read the diff, adapt serving/profiles/, run `make test-profiles`.
+another version of SGLang: run it, read the diff, adapt serving/launch/profiles/, run `make test-profiles`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How SGLang is started on known hardware: the files of serving/profiles/ as values.
+"""How SGLang is started on known hardware: the files of serving/launch/profiles/ as values.
 
 Knows the files and how presets and the run's concurrency change them; does not know SGLang's flags
 (flag_checks.py) or processes. Invariant: every flag and variable has a reason and a source, and a file with

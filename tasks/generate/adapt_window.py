@@ -1,6 +1,6 @@
 """Widens and narrows the window while a run goes on, for those who asked for it.
 
-Knows whom to ask and whom to tell; what to do is decided in the core.
+Knows whom to ask and whom to tell; what to do is decided in `concurrency`.
 """
 
 import asyncio

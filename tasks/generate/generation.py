@@ -1,6 +1,6 @@
 """Generate one dataset: resume, dispatch, checkpoint, say how it ended.
 
-The place where the core and serving meet. Knows the order of things; each thing lives elsewhere.
+Where the log, the budget and the servers meet. Knows the order of things; each thing lives elsewhere.
 Invariant: however it ends, what the log holds is checkpointed if there was a second to do it, and a
 dataset that is neither at its budget nor out of prompts ends with an error.
 """

@@ -35,7 +35,7 @@ def count_workers(n_bytes: int, *, most: int) -> int:
 
 
 class Worker:
-    """A process, until `running` ends. It calls what it is sent, one after the other, with a state of its own.
+    """A process, until `running` ends. It calls what it is sent, one after the other, with a state it keeps.
 
     Hold back what would fill a pipe: a worker that waits for us to take a value takes no call.
     """

@@ -7,7 +7,8 @@ from jsonschema import Draft202012Validator
 from pydantic import ValidationError
 
 from flows.catalog import CATALOG, InputError, build_parameters, complete_parameters, list_datasets
-from flows.parameters import DatasetSettings, RunParameters, Server
+from flows.parameters import DatasetSettings, Export, RunParameters, Server
+from tasks.export.export_run import FORMATS
 from tasks.prepare.adapters import ADAPTERS
 from tasks.prepare.sources import SourceError
 
@@ -33,6 +34,13 @@ def test_the_adapters_to_choose_from_are_those_that_there_are():
     field = DatasetSettings.model_json_schema()["properties"]["adapter"]
     assert field["enum"] == sorted(ADAPTERS)
     assert all(name in field["description"] for name in ADAPTERS)
+
+
+def test_the_export_formats_to_choose_from_are_those_that_there_are():
+    """In the form's list, and in the sentence that --help-parameters prints."""
+    field = Export.model_json_schema()["properties"]["formats"]
+    assert tuple(field["items"]["enum"]) == FORMATS
+    assert all(f"{name}: " in field["description"] for name in FORMATS)
 
 
 def test_a_wrong_adapter_in_the_catalog_is_named_with_its_dataset(tmp_path):

@@ -2,7 +2,7 @@
 
 Knows the schemas of public datasets by name; does not know files. Invariant: an adapter returns what the row
 says, or raises RowRejected; it never changes the row. The id is the row's own, or "" where the schema has
-none: the caller then takes `content_id`.
+none: the caller then takes `content_id`. Imports records only.
 """
 
 from collections.abc import Callable, Mapping

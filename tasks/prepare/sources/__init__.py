@@ -2,7 +2,7 @@
 
 Knows files and the Hub; does not know what a row means, which is for the adapters to say. Invariant: every
 row comes out once, in order, as a row or as a malformed row with its place; memory does not grow with the
-source.
+source. Imports records only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
