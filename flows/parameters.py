@@ -318,7 +318,7 @@ class RunParameters(_Section):
     on_length: Literal["keep", "reject"] = "keep"
     """What becomes of answers that were cut at max_new_tokens."""
     max_attempts: int = Field(5, ge=1)
-    """How often one prompt is tried before it is set aside."""
+    """How often one prompt is tried before it is rejected."""
     dataset_retries: int = Field(2, ge=0)
     """How often a dataset that failed or crashed is tried again by itself."""
     dataset_retry_delay_s: float = Field(60.0, ge=0)
@@ -334,7 +334,7 @@ class RunParameters(_Section):
     accept_changed: list[str] = []
     """Fingerprint fields that may differ from those the output folder was made with."""
     retry_rejected: bool = False
-    """Ask again the prompts that were set aside for good."""
+    """Ask again the prompts that were rejected for good."""
 
     @field_validator("datasets")
     @classmethod

@@ -54,7 +54,7 @@ AcceptChanged = Annotated[
     ),
 ]
 RetryRejected = Annotated[
-    bool, typer.Option("--retry-rejected", help="Ask prompts again that were set aside for good.")
+    bool, typer.Option("--retry-rejected", help="Ask prompts again that were rejected for good.")
 ]
 Rows = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Conversations or rows to show.")]
 OnDisk = Annotated[

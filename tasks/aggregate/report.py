@@ -129,7 +129,7 @@ def render_report(
         reasons=sorted(generated.finish_reasons, key=lambda reason: -generated.finish_reasons[reason]),
         endings=_ENDINGS,
         cut_share=measure_cut,
-        set_aside=list(_list_set_aside(stats)),
+        set_aside=list(_list_rejected(stats)),
         coverage=coverage,
         coverage_charts=_draw_coverage(coverage),
         provenance=_list_provenance(run),
@@ -327,7 +327,7 @@ def _draw_lengths(stats: Sequence[DatasetStats]) -> list[tuple[DatasetStats, Cha
     ]
 
 
-def _list_set_aside(stats: Sequence[DatasetStats]) -> Iterator[tuple[str, str, int, str]]:
+def _list_rejected(stats: Sequence[DatasetStats]) -> Iterator[tuple[str, str, int, str]]:
     """Dataset, reason, how many and an example; the most frequent first."""
     rows = [
         (one.name, reason, count, one.rejected_examples.get(reason, ""))

@@ -2,7 +2,7 @@
 
 Knows which turn may be asked next and on what history; does not know servers. Invariants: a turn is asked
 only after the one before has an answer that may stand in a history; where it has none, no later turn of the
-conversation is asked, and each is set aside with the reason.
+conversation is asked, and each is rejected with the reason.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def find_followers(log: ResponseLog, position: int) -> list[int]:
     return [at for at in range(position + 1, end) if log.progress.is_open(at)]
 
 
-def set_followers_aside(log: ResponseLog, position: int, why: str) -> int:
+def reject_followers(log: ResponseLog, position: int, why: str) -> int:
     """Say of each open turn after this one that it cannot be asked; returns how many there were."""
     followers = find_followers(log, position)
     for follower in followers:
@@ -48,8 +48,8 @@ def set_followers_aside(log: ResponseLog, position: int, why: str) -> int:
 def resume_chains(log: ResponseLog) -> dict[int, History]:
     """The histories of the conversations that stopped between two turns, by the position of the next turn.
 
-    Reads the response log once more where there are any, and holds the answers of those conversations. Sets
-    aside what a crash kept from being set aside.
+    Reads the response log once more where there are any, and holds the answers of those conversations.
+    Rejects what a crash kept from being rejected.
     """
     prompts, is_open = log.prompts, log.progress.open_flags()
     waiting = np.flatnonzero(prompts.follows[1:] & is_open[1:] & (1 - is_open[:-1])) + 1
@@ -62,7 +62,7 @@ def resume_chains(log: ResponseLog) -> dict[int, History]:
             histories[position] = history
         else:
             broken = next(at for at in chain if answers.get(at) is None)
-            set_followers_aside(log, broken, "has no answer that a history can show")
+            reject_followers(log, broken, "has no answer that a history can show")
     return histories
 
 

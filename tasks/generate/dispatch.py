@@ -20,7 +20,7 @@ from serving.client.errors import PromptRefused, RequestFailed, ServerLost, Serv
 from serving.client.pool import ServerPool
 from serving.client.protocol import Generation, GenerationRequest
 from tasks.generate.budget import TokenBudget
-from tasks.generate.chains import find_followers, set_followers_aside, to_history
+from tasks.generate.chains import find_followers, reject_followers, to_history
 from tasks.generate.feed import Feeder, Unrenderable
 from tasks.generate.retries import Attempt, RetryQueue
 from tasks.generate.window import Window
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 REFUSALS_TO_STOP = 25
-DEATHS_TO_SET_ASIDE = 5
+DEATHS_TO_REJECT = 5
 _REJECTIONS_TO_LOG = 20  # of one run, each on its own line; all of them are in rejected.jsonl
 
 
@@ -50,7 +50,7 @@ class DispatchRules:
 
     `sampling_params` go to the server as they are. `seed` makes each prompt's sampling repeatable.
     `max_attempts` and `max_empty_answers` bound what one prompt may cost. `on_length` says whether an
-    answer cut at its max_new_tokens is kept (and labelled) or set aside.
+    answer cut at its max_new_tokens is kept (and labelled) or rejected.
     """
 
     sampling_params: Mapping[str, Any]
@@ -103,7 +103,7 @@ class Dispatcher:
         self._find_end = find_permanent_failure
         self._clock = clock
         self._wake = asyncio.Event()
-        self._feeder = feeder_of(self._wake.set, self._set_aside_unrenderable)
+        self._feeder = feeder_of(self._wake.set, self._reject_unrenderable)
         self._numbers = itertools.count()
         self._rid_prefix = f"draftmill-{uuid.uuid4().hex}"
         self._retries = RetryQueue(window.lanes)
@@ -239,7 +239,7 @@ class Dispatcher:
         except RequestFailed as exc:
             self._handle_failure(exc, item)
         except PromptRefused as exc:
-            self._set_aside(item, exc.reason, str(exc), permanent=True, status=exc.status)
+            self._reject(item, exc.reason, str(exc), permanent=True, status=exc.status)
             self._count_refusal(exc)
         except ServerMisconfigured as exc:
             self._stop = self._stop or exc
@@ -254,7 +254,7 @@ class Dispatcher:
         text = to_history(answer.text, answer.finish_reason)
         if text is None:
             why = "was cut" if answer.finish_reason == "length" else "has no text besides its thoughts"
-            self.counts.given_up += set_followers_aside(self._log, rendered.position, why)
+            self.counts.given_up += reject_followers(self._log, rendered.position, why)
         else:
             self._feeder.continue_with(rendered.position + 1, (*rendered.history, text))
 
@@ -317,7 +317,7 @@ class Dispatcher:
         if reason == "empty_answer" and item.empty_answers + 1 < self._rules.max_empty_answers:
             self._ask_again(replace(item, attempt=item.attempt + 1, empty_answers=item.empty_answers + 1))
         else:
-            self._set_aside(item, reason, detail, permanent=True, status=200)
+            self._reject(item, reason, detail, permanent=True, status=200)
 
     def _handle_failure(self, exc: RequestFailed, item: Attempt) -> None:
         self.counts.failures[exc.reason] = self.counts.failures.get(exc.reason, 0) + 1
@@ -327,22 +327,22 @@ class Dispatcher:
         self._silent_s = self._clock() - self._failing_since_s
         if isinstance(exc, ServerLost):
             item = replace(item, deaths=item.deaths + 1, answers=self.counts.answers)
-        if item.deaths >= DEATHS_TO_SET_ASIDE:
+        if item.deaths >= DEATHS_TO_REJECT:
             detail = f"{item.deaths} times a server died or froze with it, the last time so: {exc}"
-            self._set_aside(item, "kills_the_server", detail, permanent=True, status=None)
+            self._reject(item, "kills_the_server", detail, permanent=True, status=None)
         elif not exc.costs_attempt:
             self._ask_again(item)
         elif item.attempt < self._rules.max_attempts:
             self._ask_again(replace(item, attempt=item.attempt + 1))
         else:
             detail = f"{item.attempt} attempts failed, the last one with: {exc}"
-            self._set_aside(item, exc.reason, detail, permanent=False, status=exc.status)
+            self._reject(item, exc.reason, detail, permanent=False, status=exc.status)
 
     def _ask_again(self, item: Attempt) -> None:
         self.counts.retries += 1
         self._retries.push(item, now_s=self._clock())
 
-    def _set_aside(
+    def _reject(
         self, item: Attempt, reason: str, detail: str, *, permanent: bool, status: int | None
     ) -> None:
         rejected = Rejected(
@@ -357,7 +357,7 @@ class Dispatcher:
         )
         self._write_rejected(rejected, item.rendered.position)
 
-    def _set_aside_unrenderable(self, item: Unrenderable) -> None:
+    def _reject_unrenderable(self, item: Unrenderable) -> None:
         rejected = Rejected(
             id=item.prompt.id,
             reason=item.error.reason,
@@ -370,11 +370,11 @@ class Dispatcher:
 
     def _write_rejected(self, rejected: Rejected, position: int) -> None:
         level = logging.WARNING if self.counts.given_up < _REJECTIONS_TO_LOG else logging.DEBUG
-        logger.log(level, "prompt %r set aside in rejected.jsonl: %s", rejected.id, rejected.detail)
+        logger.log(level, "prompt %r is rejected (rejected.jsonl has it): %s", rejected.id, rejected.detail)
         self._log.reject(rejected, position=position)
         self.counts.given_up += 1
         if rejected.permanent:
-            self.counts.given_up += set_followers_aside(self._log, position, "was set aside")
+            self.counts.given_up += reject_followers(self._log, position, "was rejected")
 
     def _count_good(self, answer: Generation) -> None:
         self.counts.answers += 1

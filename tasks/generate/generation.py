@@ -30,7 +30,7 @@ Outcome = Literal["complete", "exhausted"]
 
 
 class NothingAnsweredError(RuntimeError):
-    """Every prompt of a dataset was set aside for good: something about it or its settings is wrong."""
+    """Every prompt of a dataset was rejected for good: something about it or its settings is wrong."""
 
 
 class GenerationIncompleteError(RuntimeError):
@@ -213,7 +213,7 @@ def conclude(opened: OpenedDataset, rules: GenerationRules) -> GenerationResult:
 
     Raises:
         GenerationIncompleteError: prompts are left that may still succeed.
-        NothingAnsweredError: all were set aside for good.
+        NothingAnsweredError: all were rejected for good.
     """
     progress, reached = opened.log.progress, has_reached(opened.log, rules)
     if not reached and progress.open_prompts:

@@ -77,7 +77,7 @@ async def open_dataset(
     prior_mean_tokens: float | None,
     retry_rejected: bool,
 ) -> AsyncIterator[OpenedDataset]:
-    """A prepared dataset, resumed from whatever is on disk; with `retry_rejected` what was set aside is open.
+    """A prepared dataset, resumed from whatever is on disk; with `retry_rejected` what was rejected is open.
 
     Raises:
         FolderLockedError: another process generates it.

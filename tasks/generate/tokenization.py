@@ -2,7 +2,7 @@
 
 Knows the order of things; masks are made in `trajectories`. Invariants: a conversation is one row,
 on disk before it is counted, with one sequence or, where a template rewrites history, one for each turn; one
-that cannot be shown to be what the target saw is set aside with the reason.
+that cannot be shown to be what the target saw is rejected with the reason.
 """
 
 import asyncio

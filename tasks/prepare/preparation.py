@@ -91,7 +91,7 @@ def prepare_prompts(
 ) -> PrepareReport:
     """Write `<folder>/prompts.jsonl`, its index and prepare.json; keep them when they are up to date.
 
-    Hold the dataset's lock: rejected.jsonl is rewritten, with what generation set aside kept.
+    Hold the dataset's lock: rejected.jsonl is rewritten, with what generation rejected kept.
 
     Args:
         folder: Of the dataset.
@@ -111,7 +111,7 @@ def prepare_prompts(
     key = options.key(source_sha256)
     if (known := read_report(folder)) is not None and known.key == key and (folder / PROMPTS).exists():
         return dataclasses.replace(known, reused=True)
-    for _ in _read_set_aside(folder):
+    for _ in _read_generation_rejects(folder):
         pass  # a damaged line is found before anything is written
     with _open_draft(folder, options) as draft, start_workers(sources, options, draft) as workers:
         rows = _go_on(draft_source(sources, options, draft, workers), is_stopped)
@@ -165,7 +165,7 @@ def adapt_rows(sources: Source, options: PrepareOptions) -> Iterator[Prompt | Re
             yield from (Rejected.from_line(line) for _, line in batch.rejected)
 
 
-def _read_set_aside(folder: Path) -> Iterator[bytes]:
+def _read_generation_rejects(folder: Path) -> Iterator[bytes]:
     """The lines of rejected.jsonl that generation wrote."""
     path = folder / REJECTED
     for end, line in read_lines(path):
@@ -226,4 +226,4 @@ def _write_prompts(
 def _write_rejected(folder: Path, drafted: Path) -> None:
     with drafted.open("rb") as lines, replace_atomically(folder / REJECTED) as out:
         shutil.copyfileobj(lines, out)
-        out.writelines(_read_set_aside(folder))
+        out.writelines(_read_generation_rejects(folder))

@@ -59,11 +59,11 @@ class Previewer:
         return [self._show_turn(prompt, rendered, turn) for turn in range(prompt.answers)]
 
     def show_trajectory(self, prompt: Prompt) -> list[Shown]:
-        """The sequences of a finished conversation, or why it is set aside."""
+        """The sequences of a finished conversation, or why it is rejected."""
         try:
             rows = self._trajectories.render(prompt)
         except RenderError as exc:
-            return [Shown(prompt.id, notes=(_say_set_aside(exc),))]
+            return [Shown(prompt.id, notes=(_say_rejected(exc),))]
         shown = []
         for row in rows:
             kinds = np.full(len(row.input_ids), PROMPT, np.uint8)
@@ -76,7 +76,7 @@ class Previewer:
     def _show_turn(self, prompt: Prompt, rendered: Sequence[list[int] | RenderError], turn: int) -> Shown:
         ids = rendered[turn]
         if isinstance(ids, RenderError):
-            return Shown(_title(prompt.id, turn), notes=(_say_set_aside(ids),))
+            return Shown(_title(prompt.id, turn), notes=(_say_rejected(ids),))
         kinds = np.full(len(ids), PROMPT, np.uint8)
         notes = []
         if prompt.own_history and turn:
@@ -88,7 +88,7 @@ class Previewer:
         try:
             fitted = fit_max_new_tokens(len(ids), max_new_tokens=wanted, context_length=self._context_length)
         except RenderError as exc:
-            return Shown(_title(prompt.id, turn, *parts), ids, kinds, (*notes, _say_set_aside(exc)))
+            return Shown(_title(prompt.id, turn, *parts), ids, kinds, (*notes, _say_rejected(exc)))
         lowered = "" if fitted == wanted else f" (the lane's {wanted:,} do not fit)"
         parts.append(f"max_new_tokens {fitted:,}{lowered}")
         return Shown(_title(prompt.id, turn, *parts), ids, kinds, tuple(notes), awaits_answer=True)
@@ -137,8 +137,8 @@ def _count_trained(kinds: np.ndarray) -> str:
     return f"{int((kinds == TRAINED).sum()):,} trained on"
 
 
-def _say_set_aside(error: RenderError) -> str:
-    return f"set aside: {error.reason}: {error.detail}"
+def _say_rejected(error: RenderError) -> str:
+    return f"rejected: {error.reason}: {error.detail}"
 
 
 def _count_same(first: Sequence[int], second: Sequence[int]) -> int:

@@ -33,7 +33,7 @@ class LengthLimits:
 class PromptLengths:
     """What `measured` of `prompts` prompts are like.
 
-    `too_long` is how many the context cannot hold: prompts that would be set aside, or finished
+    `too_long` is how many the context cannot hold: prompts that would be rejected, or finished
     conversations, which have no `lanes` and are kept whole. `unrenderable` is how many the chat template
     refuses. `is_estimate` where a prompt holds answers that the target will write itself.
     """

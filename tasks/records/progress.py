@@ -108,7 +108,7 @@ class Progress:
         return flags
 
     def reopen_set_aside(self) -> None:
-        """Ask once more, in this process only, what was set aside for good; checkpoints do not tell."""
+        """Ask once more, in this process only, what was rejected for good; checkpoints do not tell."""
         self._reopened = self.set_aside.copy()
 
     @property

@@ -183,7 +183,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A prompt or source row set aside: a line of rejected.jsonl.
+    """A prompt or source row rejected: a line of rejected.jsonl.
 
     `reason` is a short stable code (e.g. "no_user_turn", "prompt_too_long", "http_400"), `detail` a
     sentence. `permanent` says whether a resume asks it again. `where` is file:line for source rows. `turn` is

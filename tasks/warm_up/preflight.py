@@ -250,7 +250,7 @@ def _check_lengths(one: SampledDataset, long: Sequence[int], context_length: int
         f"{what} exceed the context of {context_length:,} tokens (up to {max(long):,})"
     )
     if one.is_generated:
-        text += " and would be set aside; serve a larger context, or take other prompts"
+        text += " and would be rejected; serve a larger context, or take other prompts"
     else:
         text += ": they are exported whole, and a trainer cuts or drops them at its max_length"
     yield Finding("problem" if all_of_them and one.is_generated else "warning", text)

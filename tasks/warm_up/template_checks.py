@@ -11,7 +11,7 @@ from tasks.warm_up.preflight import Finding, SampledDataset
 
 
 def check_tools(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
-    """Tools that the template ignores; of finished conversations they are a reason to set them aside."""
+    """Tools that the template ignores; of finished conversations they are a reason to reject them."""
     if names := [one.name for one in datasets if one.hides_tools and one.is_generated]:
         yield Finding(
             "warning",
@@ -39,7 +39,7 @@ def check_refused(datasets: Sequence[SampledDataset]) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 f"dataset {one.name!r}: {one.refused} of the first {one.refused + len(one.prompt_tokens)} "
-                f"{what} would be set aside ({one.refusal})",
+                f"{what} would be rejected ({one.refusal})",
             )
 
 

@@ -216,7 +216,7 @@ def test_tokens_that_the_model_has_no_id_for_are_kept_from_the_server(checked, t
     done = checked("--max-tokens-per-dataset", "400", tokenizer=str(folder), vocab_size=size - 1)
     assert done.exit_code == 0, done.output
     assert f"a prompt with '<image>' ({size - 1}) is rejected" in done.stdout
-    assert "1 of the first 21 prompts would be set aside (id_outside_vocabulary" in done.stdout
+    assert "1 of the first 21 prompts would be rejected (id_outside_vocabulary" in done.stdout
     assert _count_answers(checked) == 2
 
 

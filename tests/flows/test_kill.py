@@ -223,7 +223,7 @@ def count_up_to(path, offset):
 
 
 def check_every_prompt(dataset: Dataset):
-    """Each prompt has one good row or was set aside for good, once; what may pass was asked again."""
+    """Each prompt has one good row or was rejected for good, once; what may pass was asked again."""
     dataset.check_rows(FakeServer())
     done = {row.id for row in dataset.rows}
     permanent = Counter(row.id for row in dataset.rejected if row.permanent)

@@ -171,7 +171,7 @@ def test_the_table_has_every_dataset_of_the_catalog():
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_becomes_of_each_row_is_counted(run, exported, name):
-    """A row is a prompt, a duplicate or rejected with its place; a prompt is answered or set aside."""
+    """A row is a prompt, a duplicate or rejected with its place; a prompt is answered or rejected."""
     fate = EXPECTED[name]
     report = json.loads((run.output_dir / name / "prepare.json").read_text())
     aside = read_lines(run, name, "rejected.jsonl")

@@ -70,7 +70,7 @@ def test_the_check_says_so(recorded, monkeypatch, server):
 
 @pytest.mark.parametrize(("shows", "words"), [(True, None), (False, "tools_not_rendered")])
 def test_tools_are_warned_of_only_where_they_are_lost(recorded, monkeypatch, tmp_path, shows, words):
-    """A template that shows them takes the conversation; one that ignores them has it set aside."""
+    """A template that shows them takes the conversation; one that ignores them has it rejected."""
     in_system = "{% if tools and messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}"
     template = (in_system if shows else "") + TEMPLATE
     recorded.raw["target"]["tokenizer"] = str(make_tokenizer(tmp_path / "tools", template=template))
@@ -81,7 +81,7 @@ def test_tools_are_warned_of_only_where_they_are_lost(recorded, monkeypatch, tmp
     done = _check(recorded, monkeypatch)
     assert done.exit_code == 0, done.output
     assert "ignores tools" not in done.output
-    assert ("1 of the first 8 conversations would be set aside" in done.output) is (words is not None)
+    assert ("1 of the first 8 conversations would be rejected" in done.output) is (words is not None)
     assert (words or "") in done.output
 
 

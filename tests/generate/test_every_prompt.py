@@ -60,7 +60,7 @@ def test_answer_limit_is_lowered_to_what_fits_the_context(make):
 
 
 def test_prompt_longer_than_the_context_is_never_sent(make, monkeypatch):
-    """It is set aside with the reason; the others go on."""
+    """It is rejected with the reason; the others go on."""
     monkeypatch.setattr("generation_support.CONTEXT_LENGTH", 300)
     dataset, server = make(prompts=10, long_every=5), FakeServer()
     dataset.run(server)

@@ -81,7 +81,7 @@ def test_every_open_prompt_is_offered_once_in_order(prompts, renderer, open_prom
 
 
 def test_prompts_that_were_closed_meanwhile_are_not_offered(prompts, renderer):
-    """What was answered or set aside after the feeder began, and before it came there."""
+    """What was answered or rejected after the feeder began, and before it came there."""
     progress = Progress.empty(PROMPTS)
     answered, set_aside = PROMPTS - 20, PROMPTS - 3
     assert answered > READY_PER_LANE + 2 * BATCH + 1  # else it was rendered already

@@ -1,4 +1,4 @@
-"""What is asked again, how often, and what is set aside with which reason."""
+"""What is asked again, how often, and what is rejected with which reason."""
 
 import asyncio
 import contextlib
@@ -92,7 +92,7 @@ def test_failed_attempts_are_retried_and_counted(make):
     ],
 )
 def test_prompt_whose_attempts_run_out_is_left_for_a_resume(make, fault, reason, status):
-    """It is set aside as transient with the true reason, the run fails, and a resume asks it again."""
+    """It is rejected as transient with the true reason, the run fails, and a resume asks it again."""
     dataset, server = make(prompts=12), FakeServer(faults={fault: 1.0})
     with pytest.raises(GenerationIncompleteError, match="12 prompts are left"):
         dataset.run(server, max_attempts=3)
@@ -143,7 +143,7 @@ def test_empty_answer_followed_by_a_good_one_is_a_row(make):
 
 @pytest.mark.parametrize("on_length", ["keep", "reject"])
 def test_answer_cut_by_length_is_kept_or_set_aside_as_asked(make, on_length):
-    """Kept answers are labelled; set aside, they are named and not asked again."""
+    """Kept answers are labelled; rejected, they are named and not asked again."""
     dataset, server = make(), FakeServer()
     dataset.run(server, short_limit=40, on_length=on_length)
     dataset.check_complete(server)

@@ -155,7 +155,7 @@ def test_what_cannot_be_shown_to_be_the_targets_is_set_aside(tmp_path):
 
 
 def test_a_dataset_without_any_row_is_no_success(tmp_path):
-    """All of it was set aside for good: it says why, and that something has to be changed."""
+    """All of it was rejected for good: it says why, and that something has to be changed."""
     recorded = Recorded(tmp_path)
     prompts = recorded.dataset.folder / "prompts.jsonl"
     prompts.write_text(prompts.read_text().replace("the answer", "the <|end|> answer"))

@@ -148,7 +148,7 @@ def test_a_cut_answer_ends_its_conversation(make_chats):
 
 
 def test_a_turn_that_is_set_aside_ends_its_conversation(make_chats, tokenizer_folder):
-    """The turns after it are set aside too, each with the reason; the conversations beside it go on."""
+    """The turns after it are rejected too, each with the reason; the conversations beside it go on."""
     dataset, server = make_chats(mark="@"), FakeServer(poison=mark_id(tokenizer_folder))
     dataset.run(server, short_limit=LIMIT, long_limit=LIMIT)
     check_own_history(dataset)

@@ -59,7 +59,7 @@ def test_a_kill_in_the_middle_is_resumed(runner):
 
 
 def test_prompts_beyond_the_context_are_set_aside_or_shortened(runner):
-    """Too long for the model: set aside, with the reason. Nearly: a shorter answer, and that is recorded."""
+    """Too long for the model: rejected, with the reason. Nearly: a shorter answer, and that is recorded."""
     path = runner.folder / "a.jsonl"
     sizes = {"short": 3, "near": 1950, "beyond": 5000}
     with path.open("w") as file:

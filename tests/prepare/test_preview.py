@@ -121,7 +121,7 @@ def test_a_trajectory_shows_each_turn_between_marks(styled, style, kind):
 def test_a_conversation_that_is_refused_shows_the_reason(tiny):
     """A special token in a recorded text, say."""
     [shown] = tiny.previewer.show_trajectory(make_prompt("hello", "one<|end|>two"))
-    assert "set aside: special_token_in_answer: " in tiny.text(shown).plain
+    assert "rejected: special_token_in_answer: " in tiny.text(shown).plain
 
 
 def test_a_prompt_ends_where_the_answer_starts(tiny):
@@ -136,12 +136,12 @@ def test_a_prompt_ends_where_the_answer_starts(tiny):
 
 
 def test_a_prompt_that_fills_the_context_is_said(tiny):
-    """The answer is shortened, or the prompt set aside."""
+    """The answer is shortened, or the prompt rejected."""
     narrow = Viewed(tiny.target, context_length=100)
     [shown] = narrow.previewer.show_prompt(make_prompt("a question"))
     assert "(the lane's 200 do not fit)" in shown.title
     [shown] = narrow.previewer.show_prompt(make_prompt("a question " * 60))
-    assert "set aside: prompt_too_long" in narrow.text(shown).plain
+    assert "rejected: prompt_too_long" in narrow.text(shown).plain
     assert not shown.awaits_answer
 
 

@@ -19,7 +19,7 @@ PROMPTS = 11
 COUNTS = ("byte_offset", "rejected_offset", "rows", "prompt_tokens", "completion_tokens", "duplicates")
 FLAGS = st.lists(st.booleans(), max_size=200).map(lambda flags: np.array(flags, np.uint8))
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["answer", "set aside", "fail", "reopen"]), st.integers(0, 39)), max_size=60
+    st.tuples(st.sampled_from(["answer", "rejected", "fail", "reopen"]), st.integers(0, 39)), max_size=60
 )
 JSON = st.recursive(
     st.none()
@@ -115,7 +115,7 @@ def test_only_permanent_rejections_close_a_prompt(permanent, is_open):
 
 @pytest.mark.parametrize("answer_first", [True, False])
 def test_an_answer_outweighs_a_rejection(answer_first):
-    """A prompt that was set aside and answered later is done, in whichever order the files are read."""
+    """A prompt that was rejected and answered later is done, in whichever order the files are read."""
     progress = Progress.empty(1)
     if answer_first:
         progress.add_response(make_response(), position=0, byte_offset=9)
@@ -196,7 +196,7 @@ def test_a_bitmap_of_a_million_prompts_is_small():
 
 
 def test_reopened_prompts_are_open_in_this_process_only():
-    """--retry-rejected asks set-aside prompts once more; a checkpoint meanwhile still says set aside."""
+    """--retry-rejected asks rejected prompts once more; a checkpoint meanwhile still says rejected."""
     progress = Progress.empty(3)
     progress.set_aside[1] = 1
     progress.reopen_set_aside()
@@ -218,7 +218,7 @@ def test_open_positions_are_found_as_by_a_plain_loop(events, chunk, prompts, dat
         elif what == "reopen":
             progress.reopen_set_aside()
         else:
-            rejected = make_rejected(permanent=what == "set aside")
+            rejected = make_rejected(permanent=what == "rejected")
             progress.add_rejected(rejected, position=position, byte_offset=1)
         start, limit = data.draw(st.integers(0, prompts + 1)), data.draw(st.integers(0, prompts + 1))
         one_by_one = [position for position in range(start, prompts) if progress.is_open(position)]

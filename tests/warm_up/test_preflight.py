@@ -225,7 +225,7 @@ def test_a_routers_memory_is_no_measure_of_its_load():
 
 
 def test_ignored_tools_are_said_where_there_are_some():
-    """A run without tools does not need to know; finished conversations are set aside, which is said."""
+    """A run without tools does not need to know; finished conversations are rejected, which is said."""
     datasets = [
         SampledDataset(name="a", hides_tools=True),
         SampledDataset(name="b"),
@@ -237,7 +237,7 @@ def test_ignored_tools_are_said_where_there_are_some():
     assert not list(check_tools(datasets[1:]))
     [finding] = check_refused(datasets)
     assert finding.level == "warning"
-    assert "'c': 2 of the first 2 conversations would be set aside (no tools)" in finding.text
+    assert "'c': 2 of the first 2 conversations would be rejected (no tools)" in finding.text
 
 
 def test_calls_that_the_template_cannot_show_are_refused():

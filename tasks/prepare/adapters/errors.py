@@ -24,7 +24,7 @@ RowReason = Literal[
 
 
 class RowRejected(Exception):
-    """A row set aside: `reason` is one of the codes above, `detail` a sentence about this row."""
+    """A row rejected: `reason` is one of the codes above, `detail` a sentence about this row."""
 
     def __init__(self, reason: RowReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
