@@ -26,7 +26,7 @@ from tasks.prepare.task import PrepareRequest
 from tasks.records.folder_lock import FolderLockedError
 from tasks.records.rows import RecordError
 from tasks.records.run_file import read_run_file
-from tasks.warm_up.task import known_fingerprint
+from tasks.warm_up.open_session import known_fingerprint
 
 logger = logging.getLogger(__name__)
 

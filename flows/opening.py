@@ -27,8 +27,9 @@ from tasks.prepare.preparation import PrepareOptions
 from tasks.prepare.task import PrepareRequest
 from tasks.records.dataset_plan import DatasetPlan
 from tasks.records.run_file import update_run_file
+from tasks.warm_up.open_session import WarmUpRules, close_session
 from tasks.warm_up.planning import DatasetWork
-from tasks.warm_up.task import WarmUpRules, close_session, warm_up_server
+from tasks.warm_up.task import warm_up_server
 
 
 @contextlib.asynccontextmanager

@@ -25,9 +25,9 @@ from serving.embedded.errors import EmbeddedError
 from tasks.aggregate.on_disk import count_from_logs
 from tasks.prepare.sources import SourceError, hash_source, resolve_source
 from tasks.records.run_file import RunFolderError, check_fingerprint, datasets_with_rows
+from tasks.warm_up.open_session import close_session, open_session
 from tasks.warm_up.preflight import Finding, PreflightError
 from tasks.warm_up.run_plan import RunPlan, plan_table
-from tasks.warm_up.task import close_session, open_session
 
 OK, NOT_ANSWERING, REFUSED = 0, 1, 2
 _SIGNS = {"note": "ok", "warning": "note", "problem": "CHANGE", "refusal": "CHANGE"}

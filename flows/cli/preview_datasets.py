@@ -28,7 +28,7 @@ from tasks.records.response_log import RESPONSES, parse_line, read_lines
 from tasks.records.rows import RecordError, Rejected, Response
 from tasks.records.run_file import RunFolderError, read_run_file
 from tasks.tokens.tokenizer import TargetTokenizer, load_tokenizer
-from tasks.warm_up.task import load_served_target
+from tasks.warm_up.open_session import load_served_target
 
 _LONGEST_WAIT_S = 10.0  # for a server: somebody is looking at the screen
 

@@ -167,7 +167,7 @@ def test_another_model_is_refused(checked):
 def test_another_model_is_refused_before_the_hub_is_asked_for_a_tokenizer(checked, monkeypatch):
     """Which takes a minute where there is no such model, or no Hub."""
     checked.runner.raw["target"] = {"model": "org/wanted"}
-    monkeypatch.setattr("tasks.warm_up.task.load_tokenizer", None)  # calling it would be a TypeError
+    monkeypatch.setattr("tasks.warm_up.open_session.load_tokenizer", None)  # calling it would be a TypeError
     _assert_refused(checked(served_model_name="org/other"), "'org/other'", "target.model is 'org/wanted'")
 
 
