@@ -113,6 +113,8 @@ def _make_adapt(options: PrepareOptions) -> Callable[[SourceRow | MalformedRow, 
             return _add(batch, prompt, label)
         except RowRejected as exc:
             return _reject(batch, label, row.where, exc.reason, exc.detail)
+        except RecursionError as exc:
+            return _reject(batch, label, row.where, "bad_field", f"the row is nested too deep: {exc}")
 
     return add
 
@@ -124,7 +126,7 @@ def _add(batch: RowBatch, prompt: Prompt, label: str) -> int:
         messages = exact_json.dumps(prompt.messages)
         line = prompt.to_line_with(messages, prompt_id=prompt_id)
         content = hash_content(prompt, messages)
-    except (TypeError, RecursionError) as exc:  # of json and orjson: lone surrogates, bytes in parquet
+    except TypeError as exc:  # of json and orjson: lone surrogates, bytes in parquet
         raise RowRejected("bad_field", f"the row has a value without a JSON form: {exc}") from exc
     batch.lines.append(line)
     batch.id_hashes.append(hash_id(prompt_id))

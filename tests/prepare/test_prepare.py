@@ -233,6 +233,27 @@ def test_long_integers_reach_the_prompts_whole(tmp_path):
     assert one.meta == {"seed": str(long)}
 
 
+def test_rows_that_are_nested_too_deep_are_rejected(tmp_path):
+    """Whichever part of us that is too deep for, beside a long integer or an id or not; the others go on."""
+    rows = [make_row("fine")]
+    for depth in (300, 400, 600, 900, 990, 1010, 1100):
+        deep = "[" * depth + "1" + "]" * depth
+        for n in (1, 2**70):
+            call = f'{{"function": {{"name": "f", "arguments": {{"n": {n}, "deep": {deep}}}}}}}'
+            beside = f'{{"function": {{"name": "f", "arguments": {{"n": {n}, "depth": {depth}}}}}}}'
+            for one, other in ((call, "0"), (beside, deep)):
+                turn = f'{{"role": "assistant", "content": "", "tool_calls": [{one}]}}'
+                question = '{"role": "user", "content": "q"}'
+                rows.append(f'{{"messages": [{question}, {turn}, {question}], "other": {other}}}')
+    report = run(tmp_path, write_source(tmp_path, rows))
+    assert report.rows_read == len(rows)
+    assert report.rejected.keys() == {"bad_field", "malformed_row"}
+    assert report.prompts == len(rows) - sum(report.rejected.values()) > 10
+    for prompt in read_prompts(tmp_path)[1:]:
+        calls = [call for message in prompt.messages for call in message.get("tool_calls", ())]
+        assert all(type(call["function"]["arguments"]["n"]) is int for call in calls)
+
+
 def test_rows_are_the_same_prompts_from_parquet(tmp_path):
     """Tools, calls and template arguments without the nulls that pad them, which are counted."""
     tools = [{"type": "function", "function": {"name": n, "parameters": {n: {"x": 1}}}} for n in "fg"]

@@ -108,7 +108,7 @@ def row_id(row: Mapping[str, Any], *names: str) -> str:
 def scalars(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The named fields (all of them when none is named) that are short text, numbers or booleans.
 
-    An integer past 64 bits is given as text: answers carry it, and their log has no such numbers.
+    An integer past 64 bits is given as text: the answers' log, which repeats labels, has no such numbers.
     """
     given = {name: row[name] for name in names or tuple(row) if name in row and _is_small(row[name])}
     return {name: str(one) if _is_long(one) else one for name, one in given.items()}

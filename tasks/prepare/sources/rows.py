@@ -51,8 +51,15 @@ def read_row(where: str, text: bytes) -> SourceRow | MalformedRow:
 
 
 def read_exactly(row: SourceRow) -> dict[str, Any]:
-    """The row with every digit of its integers."""
-    exact: dict[str, Any] = parse_json(row.text, loads=exact_json.loads) if row.text else row.row
+    """The row with every digit of its integers.
+
+    Raises:
+        RecursionError: it is nested too deep for that.
+    """
+    try:
+        exact: dict[str, Any] = parse_json(row.text, loads=exact_json.loads) if row.text else row.row
+    except ValueError as exc:  # it has been read before, by what has another limit
+        raise RecursionError(str(exc)) from exc
     return exact
 
 
